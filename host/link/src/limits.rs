@@ -16,6 +16,10 @@ pub const CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// clients of the same address.
 pub(crate) const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
+/// Pause after another connection took over the session, if the owner takes it back: the other side
+/// can subscribe and leave its mark meanwhile.
+pub(crate) const TAKEOVER_PAUSE: Duration = Duration::from_secs(3);
+
 /// Places in rumqttc's channel in addition to those of messages and PUBACKs: for the SUBSCRIBE, the
 /// UNSUBSCRIBEs, the DISCONNECT, and some messages that are not stored. If the channel is full all
 /// the same, stored messages follow when a place is free.

@@ -135,7 +135,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             }
             () = sleep_until(closing.unwrap_or_else(Instant::now)), if closing.is_some() => return,
         };
-        let mut refusal = None;
+        let (mut refusal, mut taken_over) = (None, false);
         let (why, rebuild, blame) = match polled {
             Ok(Ok(event)) => match link.take(Some(event)) {
                 Next::Poll => continue,
@@ -148,7 +148,8 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
                 if matches!(link.take(None), Next::End) {
                     return;
                 }
-                if is_takeover(&error) && link.owner.ends_when_taken_over() {
+                taken_over = is_takeover(&error);
+                if taken_over && link.owner.ends_when_taken_over() {
                     end.1 = End::TakenOver(why);
                     return;
                 }
@@ -175,6 +176,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
         }
         let pause = cut(match refusal {
             Some(_) => limits::REFUSED_PAUSE,
+            None if taken_over => limits::TAKEOVER_PAUSE,
             None => link.pause,
         });
         let owner = link.owner.clone();

@@ -293,7 +293,11 @@ impl Owner for Foreign {
 
     fn ends_when_taken_over(&self) -> bool {
         // Without a mark, nothing else would stop two runs that take over from each other.
-        (self.claim.as_ref()).is_none_or(|claim| lock(claim).taken_over())
+        let Some(claim) = &self.claim else {
+            return true;
+        };
+        let mut claim = lock(claim);
+        self.state().is_refused(claim.topic()) || claim.taken_over()
     }
 
     fn lost(&self, why: &str) -> bool {

@@ -262,6 +262,11 @@ impl State {
         !is_granted && refused.is_none()
     }
 
+    /// Whether the broker refused this subscription last.
+    pub(super) fn is_refused(&self, filter: &str) -> bool {
+        self.refused_filters.iter().any(|it| it == filter)
+    }
+
     pub(super) fn figures(&self) -> Figures {
         Figures {
             connected: self.outlet.is_up(),

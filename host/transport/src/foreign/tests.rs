@@ -144,6 +144,17 @@ fn refused_subscriptions_are_logged_once_with_their_consequence() {
 }
 
 #[test]
+fn store_without_marks_ends_when_it_is_taken_over() {
+    use SubscribeReasonCode::{NotAuthorized, Success};
+    let (foreign, _) = foreign();
+    let granted = Success(QoS::AtLeastOnce);
+    for mark in [Success(QoS::AtMostOnce), NotAuthorized] {
+        foreign.subscribed(&[granted, granted, mark]);
+        assert_eq!(foreign.ends_when_taken_over(), mark == NotAuthorized);
+    }
+}
+
+#[test]
 fn a_temporary_client_id_leaves_no_mark_and_a_short_session() {
     for keeps_client_id in [true, false] {
         let config = ForeignConfig {
