@@ -108,6 +108,8 @@ impl Source for ManualSource {
 /// postponed.
 pub struct Clock {
     source: Arc<dyn Source>,
+    /// The last reading, in ms.
+    shown_ms: Arc<AtomicU64>,
     /// The time of the monotonic clock that `now` has left out. The rest is the counted time.
     left_out_ns: u64,
     /// While the wall clock is behind: the monotonic time up to which time was left out.
@@ -134,6 +136,7 @@ impl Clock {
         let anchor_counted_ns = source.monotonic_ns();
         Self {
             source,
+            shown_ms: Arc::new(AtomicU64::new(anchor_ns / NANOS_PER_MS)),
             left_out_ns: 0,
             left_out_until_ns: None,
             anchor_ns,
@@ -141,6 +144,11 @@ impl Clock {
             start_ns: anchor_ns,
             start_counted_ns: anchor_counted_ns,
         }
+    }
+
+    /// The last reading of `now` in ms, for other threads: no client has seen a later time.
+    pub fn shown(&self) -> Arc<AtomicU64> {
+        self.shown_ms.clone()
     }
 
     /// Reads `now`.
@@ -166,8 +174,10 @@ impl Clock {
             stepped_ms = 0;
         }
         self.start_ns += stepped_ms * NANOS_PER_MS;
+        let now_ms = now_ns / NANOS_PER_MS;
+        self.shown_ms.store(now_ms, Ordering::Relaxed);
         Reading {
-            now_ms: now_ns / NANOS_PER_MS,
+            now_ms,
             wall_behind_ms: (now_ns - wall_ns) / NANOS_PER_MS,
             stepped_ms,
         }
@@ -179,7 +189,12 @@ impl Clock {
     fn leave_out(&mut self, wall_ns: u64, monotonic_ns: u64) {
         let carried_ns = self.carried_ns(monotonic_ns - self.left_out_ns);
         let behind_ns = carried_ns.saturating_sub(wall_ns);
-        if behind_ns < NANOS_PER_MS {
+        // A small step is not worth it: if the clock steps back and forth, each way would count.
+        let least_ms = match self.left_out_until_ns {
+            Some(_) => 1,
+            None => limits::CLOCK_STEP_MS_MIN,
+        };
+        if behind_ns < least_ms * NANOS_PER_MS {
             self.left_out_until_ns = None;
             return;
         }
@@ -440,6 +455,22 @@ mod tests {
                     ..reading
                 }
             );
+        }
+    }
+
+    #[test]
+    fn small_steps_back_and_forth_do_not_add_up() {
+        let source = Arc::new(ManualSource::at(10_000_000));
+        let mut clock = Clock::new(source.clone());
+        let mut wall_ms = 10_000_000;
+        for _ in 0..100 {
+            source.set_wall(wall_ms - 50);
+            clock.read();
+            source.advance(1_000);
+            clock.read();
+            wall_ms += 1_000;
+            source.set_wall(wall_ms);
+            assert_eq!(clock.read().stepped_ms, 0);
         }
     }
 

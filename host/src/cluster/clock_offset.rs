@@ -93,11 +93,10 @@ impl ClockOffset {
         });
     }
 
-    /// By how many milliseconds the clock is ahead of the wall clock of the leader, or behind it if
-    /// negative.
-    pub(super) fn ahead_of_leader_ms(&self, wall_ms: u64, now: Duration) -> Option<i64> {
+    /// By how many milliseconds the clock differs from the wall clock of the leader.
+    pub(super) fn off_leader_ms(&self, wall_ms: u64, now: Duration) -> Option<u64> {
         let from_leader = self.from_leader.as_ref()?;
-        Some(from_leader.moved(wall_ms, now))
+        Some(from_leader.moved(wall_ms, now).unsigned_abs())
     }
 
     /// A record of this time was received. `now` is a clock that is never set.
@@ -170,12 +169,9 @@ mod tests {
         };
         offset.compared(times, 1_000_300, NOW);
         assert_eq!(offset.ahead_ms(1_000_300, NOW), None);
-        assert_eq!(offset.ahead_of_leader_ms(1_000_300, NOW), Some(300));
-        assert_eq!(
-            offset.ahead_of_leader_ms(1_001_300, after(1_000)),
-            Some(300)
-        );
-        assert_eq!(offset.ahead_of_leader_ms(999_000, NOW), Some(-1_000));
+        assert_eq!(offset.off_leader_ms(1_000_300, NOW), Some(300));
+        assert_eq!(offset.off_leader_ms(1_001_300, after(1_000)), Some(300));
+        assert_eq!(offset.off_leader_ms(999_000, NOW), Some(1_000));
         offset.compared(times, 4_600_000 + 5_000, NOW);
         assert_eq!(offset.ahead_ms(4_605_000, NOW), Some(5_000));
         offset.forget();

@@ -4,7 +4,6 @@
 //! All state of a leadership belongs to [`Leading`], which is dropped at its end: the store may be
 //! ahead of the log by then.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -62,9 +61,9 @@ pub struct Replica<R> {
     roles: R,
     image: Image,
     leading: Option<Leading>,
-    /// A clock that shows the time of the store of a leadership. That of the store itself is behind
-    /// its lock, which a policy can hold for long.
-    store_clock: Option<RefCell<Clock>>,
+    /// The last time that the store of a leadership has read, in ms. Its clock is behind the store's
+    /// lock, which a policy can hold for long.
+    store_ms: Option<Arc<AtomicU64>>,
     /// The last time in the log before the opening of a leadership of this host, which has the time
     /// of its own clock.
     followed_ms: u64,
@@ -90,7 +89,7 @@ impl<R: Roles> Replica<R> {
             image: roles.empty(),
             roles,
             leading: None,
-            store_clock: None,
+            store_ms: None,
             followed_ms: 0,
             snapshot: SnapshotCursor::default(),
             offset,
@@ -107,28 +106,19 @@ impl<R: Roles> Replica<R> {
         let behind_ms = head.now_ms.max(self.image.now_ms).saturating_sub(wall_ms);
         // If the leader's clock was ahead for a moment, the log still is. The store's time goes on
         // from there, so a host whose clock agrees with the leader's is as good as the leader.
-        let ahead_of_leader_ms = offset.ahead_of_leader_ms(wall_ms, now);
-        let agrees = ahead_of_leader_ms.is_some_and(|it| it.unsigned_abs() <= max_ms);
-        let leader = &head.leader;
-        let what = if behind_ms > max_ms && !agrees {
-            format!("{behind_ms} ms behind the log of the cluster")
-        } else if let Some(off_ms) = ahead_of_leader_ms
-            && off_ms < 0
-            && !agrees
-        {
-            // The log may be old, and deadlines in it would be over too late.
-            let behind_ms = off_ms.unsigned_abs();
-            format!("{behind_ms} ms behind that of the last leader, {leader}")
-        } else if let Some(ahead_ms) = offset.ahead_ms(wall_ms, now)
-            && ahead_ms > max_ms
-        {
-            format!("{ahead_ms} ms ahead of that of the last leader, {leader}")
-        } else {
-            return Ok(());
-        };
-        Err(format!(
-            "its clock is {what}: synchronize the clocks of all hosts, or start this one with --accept-clock"
-        ))
+        let agrees = (offset.off_leader_ms(wall_ms, now)).is_some_and(|it| it <= max_ms);
+        if behind_ms > max_ms && !agrees {
+            return Err(format!(
+                "its clock is {behind_ms} ms behind the log of the cluster: synchronize the clocks of all hosts, or start this one with --accept-clock"
+            ));
+        }
+        match offset.ahead_ms(wall_ms, now) {
+            Some(ahead_ms) if ahead_ms > max_ms => Err(format!(
+                "its clock is {ahead_ms} ms ahead of that of the last leader, {}: synchronize the clocks of all hosts, or start this one with --accept-clock",
+                head.leader
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The time at which a store on `image` begins, at the least.
@@ -142,9 +132,9 @@ impl<R: Roles> Replica<R> {
 
 impl<R: Roles> Embedder for Replica<R> {
     fn now_ms(&self) -> u64 {
-        match &self.store_clock {
-            // The time that clients read, which may be ahead of the wall clock.
-            Some(clock) => clock.borrow_mut().read().now_ms,
+        match &self.store_ms {
+            // It may be ahead of the wall clock. A later time could end keys early at a takeover.
+            Some(store_ms) => store_ms.load(Relaxed),
             None => wall_ms().max(self.image.now_ms),
         }
     }
@@ -217,9 +207,8 @@ impl<R: Roles> Embedder for Replica<R> {
         let mut image = std::mem::replace(&mut self.image, self.roles.empty());
         image.finish();
         let now_ms = self.begins_ms(&previous, since, &image);
-        let [clock, store_clock] =
-            [(), ()].map(|()| Clock::resume(Arc::new(SystemSource::default()), now_ms));
-        self.store_clock = Some(RefCell::new(store_clock));
+        let clock = Clock::resume(Arc::new(SystemSource::default()), now_ms);
+        self.store_ms = Some(clock.shown());
         match self.roles.lead(image, ClusterLog::new(log.clone()), clock) {
             Ok(leading) => self.leading = Some(leading),
             Err(error) => {
@@ -239,7 +228,7 @@ impl<R: Roles> Embedder for Replica<R> {
     }
 
     fn ended(&mut self, ended: Ended) {
-        self.store_clock = None;
+        self.store_ms = None;
         if let Some(leading) = self.leading.take() {
             self.roles.end(leading, ended);
         }

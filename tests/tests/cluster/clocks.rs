@@ -184,10 +184,10 @@ fn host_5_s_behind_does_not_lead_until_its_clock_is_right() {
 
 /// The last record is older than the clock of the other host, and clients have read later times.
 #[test]
-fn host_5_s_behind_does_not_lead_after_reads_only() {
+fn host_20_s_behind_does_not_lead_after_reads_only() {
     let (mut cluster, clocks) = start(2, &[SHORT_LEASE]);
     let epoch = cluster.present_leader().epoch;
-    clocks[1].set(-5);
+    clocks[1].set(-20);
     let mut store = cluster.store(0, "reader");
     store.set("key", "4");
     let began = Instant::now();
@@ -196,7 +196,7 @@ fn host_5_s_behind_does_not_lead_after_reads_only() {
         thread::sleep(Duration::from_millis(20));
     }
     let said = refusal_of_takeover(&mut cluster);
-    assert!(said.contains(" ms behind "), "{said}");
+    assert!(said.contains(" ms behind the log"), "{said}");
     clocks[1].set(0);
     let next = cluster.wait_for_leader_after(epoch);
     assert_eq!(next.host, 1);
@@ -241,6 +241,8 @@ fn leader_that_is_ahead_is_replaced_if_clocks_are_accepted() {
     let epoch = cluster.present_leader().epoch;
     clocks[0].set(HOUR_S);
     let last = cluster.store(0, "writer").set("key", "ahead");
+    // The follower compares its clock with that of the leader.
+    thread::sleep(BEATS);
     cluster[0].kill();
     let said = cluster[1].wait_for_log("this host may not lead: its clock is ");
     assert!(said.contains(" ms behind the log of the cluster"), "{said}");
