@@ -9,7 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use statehouse_wal::{
-    Base, Disk, Error, File, Kind, LogPosition, Range, Sink, Verdict, inspect, read_snapshot_file,
+    Base, Disk, Error, File, FileReport, Kind, LogPosition, Range, Sink, Verdict, inspect,
+    read_snapshot_file,
 };
 
 use super::backup::{self, Contents};
@@ -67,21 +68,10 @@ impl Past {
                 Err(error) => first = first.or(Some(error)),
             }
         }
-        let is_whole = |verdict: &Verdict| *verdict == Verdict::Clean;
-        let snapshots = report.files.iter().rev();
-        for snapshot in snapshots.filter(|it| is_whole(&it.verdict)) {
-            let Kind::Snapshot(position) = snapshot.kind else {
-                continue;
-            };
+        for (name, range) in snapshots(&report.files) {
             let mut image = Image::new(EVERYTHING);
-            let path = self.log.join(&snapshot.name);
+            let path = self.log.join(name);
             if read_snapshot_file(path, &mut ImageSink(&mut image)).is_ok() {
-                let range = Range {
-                    base: LogPosition(position),
-                    base_ms: 0,
-                    complete: snapshot.last.unwrap_or(LogPosition(position)),
-                    end: LogPosition(position),
-                };
                 return self.save(file, image, range, false, now_ms);
             }
         }
@@ -99,16 +89,42 @@ impl Past {
         whole: bool,
         now_ms: u64,
     ) -> Result<Salvaged, PastError> {
-        let blurred = range.complete > range.end;
         // Later records must have higher numbers than all earlier ones.
         let position = range.end.max(range.complete);
         let contents = backup::write(file, image, position, now_ms, &self.modules())?;
         Ok(Salvaged {
             contents,
             whole,
-            blurred_up_to: blurred.then_some(range.complete),
+            blurred_up_to: is_blurred(&range).then_some(range.complete),
         })
     }
+}
+
+/// Whether keys may be as of different moments.
+fn is_blurred(range: &Range) -> bool {
+    range.complete > range.end
+}
+
+/// The intact snapshots, and the states that they are without a log: first the exact ones, of each
+/// kind the newest one first.
+fn snapshots(files: &[FileReport]) -> Vec<(&str, Range)> {
+    let clean = files.iter().rev().filter(|it| it.verdict == Verdict::Clean);
+    let snapshots = clean.filter_map(|it| {
+        let Kind::Snapshot(position) = it.kind else {
+            return None;
+        };
+        let base = LogPosition(position);
+        let range = Range {
+            base,
+            base_ms: 0,
+            complete: it.last.unwrap_or(base),
+            end: base,
+        };
+        Some((it.name.as_str(), range))
+    });
+    let mut snapshots: Vec<_> = snapshots.collect();
+    snapshots.sort_by_key(|(_, range)| is_blurred(range));
+    snapshots
 }
 
 /// The files that record the end of the log.
@@ -138,15 +154,28 @@ impl View<'_> {
         let Some(until) = until else {
             return Err(error);
         };
-        // The newest snapshot may need records after the damage. An older one that needs none
-        // leads to a state that existed.
-        for base in [Base::Before(LogPosition(until.0 + 1)), Base::Newest] {
-            reader.reset();
-            if let Ok(range) = statehouse_wal::read(self, base, until, &mut reader) {
-                return Ok((reader.image, range, true));
+        // Only one image is in memory at a time.
+        drop(reader);
+        // A snapshot that needs records after the damage leads to a state that never existed. An
+        // older one that needs none leads to one that did.
+        let mut base = Base::Newest;
+        while let Ok((image, range)) = self.up_to(until, base) {
+            if !is_blurred(&range) {
+                return Ok((image, range, true));
             }
+            base = Base::Before(LogPosition(range.end.0 + 1));
         }
-        Err(error)
+        match self.up_to(until, Base::Newest) {
+            Ok((image, range)) => Ok((image, range, true)),
+            Err(_) => Err(error),
+        }
+    }
+
+    /// The state at this record, from this base on.
+    fn up_to(&self, until: LogPosition, base: Base) -> Result<(Image, Range), Error> {
+        let mut reader = Reader::new();
+        let range = statehouse_wal::read(self, base, until, &mut reader)?;
+        Ok((reader.image, range))
     }
 }
 
@@ -276,6 +305,32 @@ mod tests {
         snapshot
     }
 
+    /// Adds a record for this run. Returns the offset of its frame.
+    fn append_one(disk: &Simulation, log: &Log, run: u32) -> usize {
+        let before = disk.content(SEGMENT).unwrap();
+        append(log, run..=run);
+        let after = disk.content(SEGMENT).unwrap();
+        let frame = before.iter().zip(&after).position(|(a, b)| a != b);
+        frame.unwrap()
+    }
+
+    fn damage(disk: &Simulation, offset: usize) {
+        let mut content = disk.content(SEGMENT).unwrap();
+        content[offset] ^= 1;
+        disk.put(SEGMENT, &content);
+    }
+
+    /// The run of a damaged log, and the positions at which it is complete and ends.
+    fn salvaged(disk: &Simulation) -> (u32, u64, u64) {
+        let view = View {
+            disk,
+            end: u64::MAX,
+        };
+        let (image, range, is_damaged) = view.newest().unwrap();
+        assert!(is_damaged);
+        (image.run, range.complete.0, range.end.0)
+    }
+
     /// The newest snapshot has effects of a record behind the damage, so it alone would lead to a
     /// state that never existed.
     #[test]
@@ -287,27 +342,37 @@ mod tests {
         append(&log, 3..=4);
         let second = snapshot(&log, 7);
         append(&log, 5..=5);
-        let before = disk.content(SEGMENT).unwrap();
-        append(&log, 6..=6);
-        let after = disk.content(SEGMENT).unwrap();
-        let frame = before.iter().zip(&after).position(|(a, b)| a != b);
+        let frame = append_one(&disk, &log, 6);
         append(&log, 7..=7);
         log.finish_snapshot(second).unwrap();
-        let mut content = disk.content(SEGMENT).unwrap();
-        content[frame.unwrap()] ^= 1;
-        disk.put(SEGMENT, &content);
+        damage(&disk, frame);
+        assert_eq!(salvaged(&disk), (5, 2, 5));
+        let report = inspect(&disk).unwrap();
+        let alone = snapshots(&report.files);
+        let alone = alone.iter().map(|(_, it)| (it.complete.0, it.end.0));
+        assert_eq!(alone.collect::<Vec<_>>(), [(2, 2), (7, 4)]);
+    }
 
-        let view = View {
-            disk: &disk,
-            end: u64::MAX,
-        };
-        let (image, range, is_damaged) = view.newest().unwrap();
-        assert!(is_damaged);
-        assert_eq!(
-            (range.complete, range.end),
-            (LogPosition(2), LogPosition(5))
-        );
-        assert_eq!(image.run, 5);
+    /// A snapshot behind the damage is exact if it needs no record, and is newer than the records
+    /// in front of the damage.
+    #[test]
+    fn exact_snapshot_behind_the_damage_is_salvaged() {
+        for has_blurred in [false, true] {
+            let (disk, log) = opened();
+            append(&log, 1..=4);
+            let frame = append_one(&disk, &log, 5);
+            append(&log, 6..=8);
+            let exact = snapshot(&log, 8);
+            log.finish_snapshot(exact).unwrap();
+            append(&log, 9..=10);
+            if has_blurred {
+                let blurred = snapshot(&log, 12);
+                append(&log, 11..=12);
+                log.finish_snapshot(blurred).unwrap();
+            }
+            damage(&disk, frame);
+            assert_eq!(salvaged(&disk), (8, 8, 8), "{has_blurred}");
+        }
     }
 
     #[test]

@@ -122,8 +122,9 @@ impl SlowLog {
         self.lock().seen
     }
 
-    /// The requests that are kept, after the first `from` slow ones. A position of an earlier run or
-    /// of another host, which lies behind the end, stands for the beginning.
+    /// The requests that are kept, after the first `from` slow ones. A position behind the end is
+    /// that of an earlier run or of another host, and stands for the beginning. Other positions of
+    /// an earlier run cannot be distinguished from those of this one.
     pub(super) fn since(&self, from: u64) -> SlowRequests {
         let kept = self.lock();
         let from = if from > kept.seen { 0 } else { from };
@@ -299,7 +300,7 @@ mod tests {
         assert_eq!(read(&log, 3), (1, 0, 4));
         note(&log, MAX + 2);
         assert_eq!(read(&log, 4), (MAX, 2, MAX as u64 + 6));
-        // After a restart, a reader has a position that the store has not reached.
+        // After a restart, a reader may have a position that the store has not reached.
         let log = SlowLog::default();
         note(&log, 2);
         assert_eq!(read(&log, 900), (2, 0, 2));

@@ -1,6 +1,6 @@
 //! The HTTP client with which commands call the admin API of a running store, with one connection
-//! per request. Of the hosts of a cluster, one after another is asked until one does not name
-//! another host as the leader.
+//! per request. Of the hosts of a cluster, one after another is asked until one does not leave the
+//! answer to another host.
 
 use std::io;
 use std::sync::Arc;
@@ -51,7 +51,8 @@ impl From<Endpoint> for Connection {
 /// A response, or the error of the request, and the URL of its host.
 pub(crate) type Asked<'a> = (&'a str, io::Result<(StatusCode, Json)>);
 
-/// Sends a request to the first host that can be reached and does not say that another one leads.
+/// Sends a request to the first host that can be reached and does not answer 421. A host answers
+/// 421 if it does not lead, or has no history for the answer.
 /// The credentials go to the hosts in this list only. A request must not be sent again after any
 /// other response or error, since it may have taken effect.
 pub(crate) async fn ask<'a>(
@@ -75,7 +76,7 @@ pub(crate) async fn ask<'a>(
                 (asked, is_final)
             }
         };
-        // A host that names the leader says more than one that cannot be reached.
+        // A host that answers says more than one that cannot be reached.
         if is_final || asked.is_ok() || last.1.is_err() {
             last = (&host.url, asked);
         }

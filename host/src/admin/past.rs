@@ -31,13 +31,14 @@ pub struct DataDirectory {
     pub path: PathBuf,
     /// The node name of the store in versions.
     pub node: String,
-    /// At a host of a cluster: the last record of its copy of the log, or 0 while the copy does not
-    /// follow the log.
+    /// At a host of a cluster: the last record of its copy of the log, or 0 if the copy has ended
+    /// or has not caught up with the log yet.
     pub copied: Option<Arc<AtomicU64>>,
 }
 
 impl DataDirectory {
-    /// Whether it has the newest records, so that an answer is no old state.
+    /// Whether it has caught up with the log since the start, and follows it. While the host cannot
+    /// read etcd, it lacks the newest records nevertheless.
     fn is_current(&self) -> bool {
         let copied = self.copied.as_ref();
         copied.is_none_or(|it| it.load(Ordering::Relaxed) > 0)
@@ -97,7 +98,7 @@ impl Reader {
         }
     }
 
-    /// Whether there is a directory with the newest records.
+    /// Whether there is a directory that follows the log.
     pub(super) fn is_current(&self) -> bool {
         let directory = self.directory.as_ref();
         directory.is_some_and(DataDirectory::is_current)
@@ -138,7 +139,8 @@ impl Reader {
     where
         F: FnOnce(&DataDirectory) -> Result<Json, Refusal> + Send + 'static,
     {
-        let directory = self.directory()?;
+        // Another host of the cluster may have a copy: after 421 commands ask the next one.
+        let directory = self.directory(StatusCode::MISDIRECTED_REQUEST)?;
         let waiting = async {
             let answer = self.answers.clone().acquire_owned().await.ok()?;
             let work = self.reading.clone().acquire_owned().await.ok()?;
@@ -166,7 +168,8 @@ impl Reader {
             );
             return Err(Refusal::new(StatusCode::CONFLICT, error));
         }
-        let directory = self.directory()?;
+        // No other host replays.
+        let directory = self.directory(StatusCode::SERVICE_UNAVAILABLE)?;
         let work = (self.replaying.clone().try_acquire_owned())
             .map_err(|_| busy("another replay is running: try again when it has ended"))?;
         let answer = (self.answers.clone().try_acquire_owned())
@@ -181,15 +184,15 @@ impl Reader {
         })
     }
 
-    fn directory(&self) -> Result<DataDirectory, Refusal> {
+    /// The directory. `if_not_current` is the status of the refusal if it does not follow the log.
+    fn directory(&self, if_not_current: StatusCode) -> Result<DataDirectory, Refusal> {
         let directory = self.directory.clone().ok_or_else(|| {
             let error = "this store is in memory, so it has no history";
             Refusal::new(StatusCode::CONFLICT, error)
         })?;
         if !directory.is_current() {
-            return Err(busy(
-                "this host has no copy of the log of its cluster that is up to date, so it cannot answer for the past: its log says why, unless --history-bytes or --history-retention is 0. Ask another host",
-            ));
+            let error = "this host has no copy of the log of its cluster that is up to date, so it cannot answer for the past: it has just started, --history-bytes or --history-retention is 0, or its log says why";
+            return Err(Refusal::new(if_not_current, error));
         }
         Ok(directory)
     }
@@ -361,8 +364,9 @@ mod tests {
         copied.store(0, Ordering::Relaxed);
         assert!(!reader.is_current());
         let refused = refused().await;
-        assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(refused.status, StatusCode::MISDIRECTED_REQUEST);
         assert!(refused.error.contains("up to date"), "{}", refused.error);
+        // A follower would refuse a replay too, and name this host as the leader.
         assert_eq!(wanted(&reader, "", 0).err(), Some(503));
     }
 

@@ -35,6 +35,12 @@ pub(super) struct Entry {
     pub(super) meta: Option<Meta>,
 }
 
+/// A key whose entry could not be read.
+pub(super) struct Unread {
+    pub(super) key: Bytes,
+    pub(super) failure: Failure,
+}
+
 /// The entries of these keys, in order, without those that do not exist any more. All keys are
 /// asked for at once, so there should be at most [`IN_FLIGHT`].
 pub(super) async fn read(
@@ -42,12 +48,31 @@ pub(super) async fn read(
     keys: &[Bytes],
     parts: Parts,
 ) -> Result<Vec<Entry>, Failure> {
+    match read_front(client, keys, parts).await {
+        (entries, None) => Ok(entries),
+        (_, Some(unread)) => Err(unread.failure),
+    }
+}
+
+/// Like [`read`]: the entries before the first key that cannot be read, and that key.
+pub(super) async fn read_front(
+    client: &Client,
+    keys: &[Bytes],
+    parts: Parts,
+) -> (Vec<Entry>, Option<Unread>) {
     let mut entries = Vec::with_capacity(keys.len());
     let read = |key: &Bytes| tokio::spawn(read_one(client.clone(), key.clone(), parts));
-    for entry in in_order(keys.iter().map(read).collect()).await {
-        entries.extend(entry?);
+    let results = in_order(keys.iter().map(read).collect()).await;
+    for (key, result) in keys.iter().zip(results) {
+        match result {
+            Ok(entry) => entries.extend(entry),
+            Err(failure) => {
+                let key = key.clone();
+                return (entries, Some(Unread { key, failure }));
+            }
+        }
     }
-    Ok(entries)
+    (entries, None)
 }
 
 /// The results of tasks, in the order in which they were started.

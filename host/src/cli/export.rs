@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json};
 use statehouse_client::{Client, Error};
 
 use super::data;
-use super::entries::{self, Entry, Parts};
+use super::entries::{self, Entry, Parts, Unread};
 use super::output::{Exit, Failure, emit, is_shown, json_bytes, notice};
 use super::progress::Progress;
 use super::remote::Remote;
@@ -28,8 +28,9 @@ const INTERRUPTION: Duration = Duration::from_secs(60);
 /// in byte order. The keys are read one after the other: use `statehouse snapshot` for a consistent
 /// copy. A store without META does not tell expiries and fences: they are left out, with a notice.
 ///
-/// If the connection fails, or the store refuses a key, the error names the --after with which the
-/// export continues.
+/// If the export fails, all keys before the failure are written, and the error names the --after
+/// with which the export continues. If the store refuses a key, the error also names the --after
+/// that leaves out only this key.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -77,9 +78,9 @@ async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
             None => *parts.insert(known_parts(client, key).await),
         };
         for keys in keys.chunks(entries::IN_FLIGHT) {
-            let entries = entries::read(client, keys, parts).await;
+            let (entries, unread) = entries::read_front(client, keys, parts).await;
             let mut out = Vec::new();
-            for entry in entries.map_err(|it| resumable(it, count, last.as_deref()))? {
+            for entry in entries {
                 out.extend(line(&entry).to_string().into_bytes());
                 out.push(b'\n');
                 last = Some(entry.key.to_vec());
@@ -88,6 +89,10 @@ async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
             if !emit(&out)? {
                 let why = "the reader of the output ended before all keys were written to it";
                 return Err(Failure::transport(why));
+            }
+            if let Some(Unread { key, failure }) = unread {
+                let failure = resumable(failure, count, last.as_deref());
+                return Err(passable(failure, &key));
             }
             if let Some(progress) = &mut progress {
                 progress.text(|| format!("{} written", data::count(count, "key")));
@@ -119,6 +124,18 @@ fn resumable(error: Failure, count: u64, last: Option<&[u8]>) -> Failure {
             data::count(count, "key"),
             shell_word(key)
         )),
+    }
+}
+
+/// The failure to read this key. If the store refuses the key, a repetition fails again, so the
+/// failure also names the --after that continues behind the key.
+fn passable(failure: Failure, key: &[u8]) -> Failure {
+    match failure.is_refusal() && !key.contains(&0) {
+        true => failure.with(&format!(
+            "--after={} leaves out only the key that failed",
+            shell_word(key)
+        )),
+        false => failure,
     }
 }
 
@@ -173,6 +190,18 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn refused_key_is_left_out_by_its_own_after() {
+        let passed = |failure: Failure, key: &[u8]| passable(failure, key).message().to_owned();
+        let refused = || Failure::refused("no");
+        let advice = "no. --after='bad' leaves out only the key that failed";
+        assert_eq!(passed(refused(), b"bad"), advice);
+        // A prefix of the key would lead to the key again.
+        assert_eq!(passed(refused(), b"ba\0d"), "no");
+        // A repetition may work.
+        assert_eq!(passed(Failure::transport("no"), b"bad"), "no");
+    }
 
     #[test]
     fn shell_reads_the_last_key_unchanged() {

@@ -132,9 +132,6 @@ fn reach(beginning: &Json, key: &[u8], shown: u64, limit: u64) -> String {
             data::count(bytes, "byte"),
             data::text(&before["version"])
         ),
-        (None, false) if beginning["absent_before"] == true => {
-            "; before that it did not exist".to_owned()
-        }
         (None, false) => "; earlier changes are not kept".to_owned(),
         (None, true) => String::new(),
     };
@@ -147,7 +144,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn reach_names_what_is_not_shown_and_an_absent_key() {
+    fn reach_names_what_is_not_shown_and_not_kept() {
         let mut beginning = json!({ "changes": 9, "since": null, "before": null });
         let text = |beginning: &Json, shown| reach(beginning, b"k", shown, 4);
         let limited = "9 changes of k since the store began (5 older ones not shown: --limit)\n";
@@ -158,16 +155,14 @@ mod tests {
             "{full}"
         );
         beginning["since"] = json!("2026-11-21T03:00:00Z");
-        let unknown = text(&beginning, 9);
-        assert!(
-            unknown.ends_with("; earlier changes are not kept\n"),
-            "{unknown}"
-        );
-        beginning["absent_before"] = json!(true);
-        let absent = text(&beginning, 9);
-        assert!(
-            absent.ends_with("; before that it did not exist\n"),
-            "{absent}"
-        );
+        // A key that was absent when the history began may have been removed shortly before.
+        for is_absent in [false, true] {
+            beginning["absent_before"] = json!(is_absent);
+            let removed = text(&beginning, 9);
+            assert!(
+                removed.ends_with("; earlier changes are not kept\n"),
+                "{removed}"
+            );
+        }
     }
 }

@@ -86,6 +86,11 @@ impl Failure {
         self.code == EXIT_USAGE
     }
 
+    /// Whether the store or the broker refused, so that the same request fails again.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.code == EXIT_REFUSED
+    }
+
     pub(super) fn message(&self) -> &str {
         &self.message
     }

@@ -20,7 +20,8 @@ const POLL: Duration = Duration::from_secs(1);
 /// the turn of its connection to the policy, `policy` the policy itself, `flush` the wait until the
 /// log position of its response was durable, `socket` the handover to the connection. The time of a
 /// call with little fuel is estimated. A key is cut after 40 bytes. The store keeps the last 256;
-/// --follow asks once a second, and says how many it has missed.
+/// --follow asks once a second, and says how many it has missed. If the store has had fewer than
+/// before, it has restarted, and --follow begins again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

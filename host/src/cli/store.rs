@@ -267,7 +267,7 @@ impl Asked {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::negative(error),
             StatusCode::BAD_REQUEST => Failure::usage(error),
             StatusCode::MISDIRECTED_REQUEST => Failure::refused(error).with(
-                "With --admin https://HOST:PORT,https://HOST:PORT and the address of each host this command finds the leader by itself",
+                "With --admin https://HOST:PORT,https://HOST:PORT and the address of each host this command finds the host that can answer by itself",
             ),
             _ if status.is_server_error() => Failure::transport(error),
             _ => Failure::refused(error),

@@ -80,7 +80,7 @@ fn page_edits_what_it_shows_and_notices_a_silent_store() {
     screen.counts_of_prefixes();
     screen.figures_of_a_policy();
     screen.filters_and_unknown_owners();
-    screen.clock_of_the_browser();
+    screen.wrong_clocks();
     screen.check(&[]);
     screen.silent_store();
     screen.check(&["ERR_"]);

@@ -3,7 +3,7 @@
 use std::{io::BufRead, thread};
 
 use serde_json::{Value as Json, json};
-use statehouse_tests::{Admin, Server};
+use statehouse_tests::{Admin, Server, WallClock};
 
 use statehouse_tests::wait::{eventually, until};
 
@@ -72,6 +72,28 @@ fn the_overview_has_rates_times_and_hot_keys() {
     assert_eq!(busy["clients"]["connected"], 1);
     assert!(busy["process"]["cpu"].as_f64().unwrap() > 0.0);
     assert_eq!(busy["policies"][0]["roles"], json!(["active"]));
+}
+
+/// Keys expire by the time of the store, so the system time does not tell how long they last.
+#[test]
+fn overview_has_the_time_of_the_store_after_a_clock_step() {
+    const HALF_AN_HOUR_MS: u64 = 1_800_000;
+    let clock = WallClock::right();
+    let server = Server::restartable_in(&[], &clock.environment());
+    let admin = Admin::of(&server);
+    let times = || {
+        let overview = admin.done("GET", "/v1/overview", b"");
+        let time = |name: &str| overview[name].as_u64().unwrap();
+        (time("time_ms"), time("store_time_ms"))
+    };
+    let (_, mut last) = times();
+    clock.set(-3600);
+    until("the system time of an overview is an hour behind", || {
+        let (system, store) = times();
+        assert!(store >= last, "{store} after {last}");
+        last = store;
+        system + HALF_AN_HOUR_MS < store
+    });
 }
 
 #[test]

@@ -240,18 +240,29 @@ fn import_restores_what_export_wrote() {
 fn export_fails_if_the_expiry_of_a_key_cannot_be_read() {
     let policy = policies::marked("everyday");
     let server = Server::with("", &["--policy", policy.to_str().unwrap()]);
-    for key in ["bad-meta", "later"] {
+    for key in ["a", "bad-meta", "early", "later"] {
         ask(&server, &["set", key, "x", "--ttl", "1h"]).code(0);
     }
+    // Keys before it that are read together with it are written.
     let failed = ask(&server, &["export"]).code(4);
     let failed = failed.says("internal error").says("bad-meta");
-    assert_eq!(failed.text(), "");
-    let rest = ask(&server, &["export", "--after", "bad-meta"]);
-    let line = rest.code(0).object();
-    assert!(
-        line["key"] == "later" && line["expires_ms"].is_u64(),
-        "{line}"
-    );
+    let failed = failed.says("1 key written; continue with --after='a'");
+    let failed = failed.says("--after='bad-meta' leaves out only the key that failed");
+    check_expiries(&failed.objects(), &["a"]);
+    // Without a key before it there is nothing to continue.
+    let failed = ask(&server, &["export", "[b-z]*"]).code(4);
+    let failed = failed.says("--after='bad-meta' leaves out only the key that failed");
+    check_expiries(&failed.objects(), &[]);
+    assert!(!failed.stderr.contains("continue with"), "{failed:#?}");
+    let rest = ask(&server, &["export", "--after", "bad-meta"]).code(0);
+    check_expiries(&rest.objects(), &["early", "later"]);
+}
+
+/// Asserts that an export has these keys, with their expiries.
+fn check_expiries(lines: &[Value], keys: &[&str]) {
+    let exported: Vec<_> = lines.iter().map(|it| it["key"].as_str().unwrap()).collect();
+    assert_eq!(exported, keys);
+    assert!(lines.iter().all(|it| it["expires_ms"].is_u64()));
 }
 
 /// Every command that prints versions must write them alike, so that each can be given to any

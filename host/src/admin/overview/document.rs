@@ -17,8 +17,11 @@ pub(crate) struct Overview {
     pub(crate) version: String,
     /// When the process started, in milliseconds since 1970.
     pub(crate) started_ms: u64,
-    /// The system time of this document.
+    /// The system time of this document, in milliseconds since 1970.
     pub(crate) time_ms: u64,
+    /// The time of the store, by which keys expire, in milliseconds since 1970. It is ahead of the
+    /// system time after the system clock was set back. Null without a store.
+    pub(crate) store_time_ms: Option<u64>,
     /// Whether `/readyz` answers 200.
     pub(crate) ready: bool,
     /// Why it does not.

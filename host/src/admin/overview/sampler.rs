@@ -205,6 +205,7 @@ fn set_present(
     broker: Option<statehouse_mqtt::Stats>,
 ) {
     let server = &sources.server;
+    overview.store_time_ms = Some(server.now_ms());
     set_readiness(overview, sources.impediment());
     overview.store_size = Some(StoreSize {
         keys: stats.keys,

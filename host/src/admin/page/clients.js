@@ -17,7 +17,7 @@ export function open(main, page) {
       { title: "User", of: (it) => plain(it.user ?? "–", 60), by: (it) => it.user ?? "" },
       { title: "Address", of: (it) => plain(it.address ?? "–", 60), by: (it) => it.address ?? "" },
       { title: "MQTT", of: (it) => it.mqtt ?? "–", by: (it) => it.mqtt ?? "" },
-      { title: "Connected", of: (it) => (it.since_ms ? span(page.now() - it.since_ms) : el("span.badge.plain", {}, "no connection")), by: (it) => it.since_ms ?? 0 },
+      { title: "Connected", of: (it) => (it.since_ms ? span(page.wall() - it.since_ms) : el("span.badge.plain", {}, "no connection")), by: (it) => it.since_ms ?? 0 },
       count("Watches", (it) => it.watches),
       count("Locks", (it) => it.locks),
       count("Subscriptions", (it) => it.subscriptions),

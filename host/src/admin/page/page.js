@@ -16,12 +16,14 @@ const SAMPLES_MAX = 360;
 const id = (name) => document.getElementById(name);
 /**
  * What all views share. `samples` are the rates and times of the last minutes. `now()` is the time
- * of the store, which the clock of this machine may differ from.
+ * of the store, by which keys expire. `wall()` is the clock of its machine. Both may differ from
+ * the clock of this machine, and from each other after a clock was set.
  */
 const page = {
-  samples: [], doc: null, role: "read", ahead: 0,
+  samples: [], doc: null, role: "read", ahead: 0, wallAhead: 0,
   may: (role) => ROLES.indexOf(page.role) >= ROLES.indexOf(role),
   now: () => Date.now() + page.ahead,
+  wall: () => Date.now() + page.wallAhead,
 };
 let view = null, live = null;
 
@@ -120,7 +122,8 @@ function connect() {
 
 function take(doc) {
   page.doc = doc;
-  page.ahead = doc.time_ms - Date.now();
+  page.wallAhead = doc.time_ms - Date.now();
+  page.ahead = (doc.store_time_ms ?? doc.time_ms) - Date.now();
   sample({ rates: doc.rates, latency_us: doc.latency_us });
   id("store").title = plain(doc.store);
   text(id("store"), [doc.store, doc.host, doc.version && `v${doc.version}`].filter(Boolean).map((it) => plain(it, 26)).join(" · "));

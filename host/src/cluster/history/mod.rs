@@ -35,7 +35,7 @@ pub struct History {
     pub member_options: Options,
     /// The cluster.
     pub cluster: Id,
-    /// Shows the last record of the copy, or 0 if none follows the log.
+    /// Shows the last record of the copy, or 0 if none has caught up with the log and follows it.
     pub position: Arc<AtomicU64>,
 }
 

@@ -28,8 +28,8 @@ pub(super) struct CopyDirectory {
     /// The copy that is being written, and its number.
     number: u64,
     copy: Option<Copy>,
-    /// The last record that tools can read, or 0 while the copy that they read does not follow the
-    /// log.
+    /// The last record that tools can read, or 0 while the copy that they read has not caught up
+    /// with the log since the start, or does not follow it.
     position: Arc<AtomicU64>,
 }
 
@@ -224,7 +224,6 @@ impl CopyDirectory {
         tail.expected = Some(std::mem::take(&mut tail.hasher).finalize());
         let tail = (tail.end > tail.from).then_some(tail);
         self.copy = Some(Copy::new(log, tail, false));
-        self.position.store(opened.position.0, Relaxed);
         Ok(Some(Resumed {
             point,
             end: opened.position,

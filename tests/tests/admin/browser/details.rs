@@ -124,8 +124,18 @@ impl Screen {
         self.evaluate("window.fetch = real; 0");
     }
 
-    /// The time that a key has left is that of the store, also if the clock of the browser is wrong.
-    pub(super) fn clock_of_the_browser(&mut self) {
+    /// The time that a key has left is that of the store, also if the clocks of the browser and of
+    /// the store's machine are wrong.
+    pub(super) fn wrong_clocks(&mut self) {
+        self.clock.set(-3600);
+        self.wait("document.querySelector('#ready').textContent.startsWith('not ready')");
+        self.view("Clients");
+        self.wait(
+            "(() => {
+               const row = [...document.querySelectorAll('tbody tr')].find((it) => it.cells[0].textContent === 'plc-1');
+               return row && /^\\d+\\s(s|min)/.test(row.cells[4].textContent);
+             })()",
+        );
         self.evaluate(
             "{
                const now = Date.now.bind(Date);

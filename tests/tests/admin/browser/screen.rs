@@ -13,7 +13,7 @@ use std::{
 };
 
 use serde_json::json;
-use statehouse_tests::{Browser, Server, policies, server::own_address};
+use statehouse_tests::{Browser, Server, WallClock, policies, server::own_address};
 
 pub(super) const TOKEN: &str = "a token of twenty-two bytes";
 
@@ -27,6 +27,8 @@ pub(super) struct Screen {
     pub(super) server: Server,
     browser: Browser,
     url: String,
+    /// The system clock of the store.
+    pub(super) clock: WallClock,
 }
 
 /// A client that reads and writes until it is dropped.
@@ -113,7 +115,8 @@ impl Screen {
             ("admin_token", TOKEN),
             ("slow_threshold", "1ms"),
         ];
-        let server = Server::restartable(&settings);
+        let clock = WallClock::right();
+        let server = Server::restartable_in(&settings, &clock.environment());
         let load = Some(Load::on(&server));
         let url = format!("http://{admin}");
         let mut browser = Browser::show(&format!("{url}/"));
@@ -123,6 +126,7 @@ impl Screen {
             browser,
             url,
             load,
+            clock,
         }
     }
 
