@@ -323,15 +323,16 @@ fn check_leader(report: &mut Report, head: &Head) {
     }
 }
 
-/// Compares the wall clock of this host with that of the leader. If the leader wrote a frame
+/// Compares the wall clock of this host with that of the leader. If the leader wrote the time
 /// between the two heads, its clock showed `after.now_ms` between the two times of this host.
-/// Otherwise only a clock of this host that is behind can be found.
+/// Otherwise only a clock of this host that is behind can be found. A leader of an earlier version
+/// writes the time with frames only.
 fn check_clock(report: &mut Report, before: &Head, after: &Head, (from_ms, until_ms): (u64, u64)) {
     if after.leader.is_empty() {
         return;
     }
     let ahead_ms = after.now_ms.saturating_sub(until_ms);
-    let wrote = after.seq > before.seq;
+    let wrote = after.seq > before.seq || after.now_ms > before.now_ms;
     let behind_ms = if wrote {
         from_ms.saturating_sub(after.now_ms)
     } else {
@@ -340,7 +341,7 @@ fn check_clock(report: &mut Report, before: &Head, after: &Head, (from_ms, until
     let measured = match (ahead_ms, behind_ms) {
         (0, 0) if wrote => "the clocks of this host and of the leader agree".to_owned(),
         (0, 0) => format!(
-            "the leader's last frame is {} s old by this host's clock; its clock is not behind",
+            "the leader's last change is {} s old by this host's clock; its clock is not behind",
             until_ms.saturating_sub(after.now_ms) / 1000
         ),
         (0, behind) => format!("this host's clock is at least {behind} ms ahead of the leader's"),
@@ -422,5 +423,37 @@ mod tests {
         }
         // In use, so that a defragmentation would not help.
         assert!(!room(1_638, Some(10)).1.contains("defrag"));
+    }
+
+    #[test]
+    fn clock_is_judged_by_changes_of_the_head_without_frames() {
+        let before = Head {
+            leader: "a".to_owned(),
+            ..Head::first(crate::Id([1; 16]), 1_000)
+        };
+        for (now_ms, times, expected) in [
+            (
+                2_000,
+                (1_990, 2_010),
+                "clocks of this host and of the leader agree",
+            ),
+            (
+                2_000,
+                (90_000, 90_010),
+                "at least 88000 ms ahead of the leader's",
+            ),
+            (2_000, (1_000, 1_010), "at least 990 ms behind the leader's"),
+            // Such as by a leader of an earlier version.
+            (1_000, (90_000, 91_000), "last change is 90 s old"),
+        ] {
+            let after = Head {
+                change: before.change + 1,
+                now_ms,
+                ..before.clone()
+            };
+            let mut report = Report::default();
+            check_clock(&mut report, &before, &after, times);
+            assert!(report.to_string().contains(expected), "{report}");
+        }
     }
 }

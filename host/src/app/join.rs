@@ -1,9 +1,11 @@
 //! What a host does before it takes part in its cluster: locks its data directory, and connects to
 //! the log.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::fs;
 use std::io::ErrorKind;
+use std::mem::{self, Discriminant};
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -65,9 +67,10 @@ pub(super) async fn join(
     options.predecessor = predecessor;
     let etcd = Arc::new(connect(&cluster.etcd).map_err(Failure::usage)?);
     let clock: Arc<dyn Clock> = Arc::new(MachineClock);
-    let (id, secret) = read_identity(&etcd, &*clock, cluster).await?;
+    let mut waits = Waits::default();
+    let (id, secret) = read_identity(&etcd, &*clock, cluster, &mut waits).await?;
     let copied = mark(directory, id, &cluster.etcd.name).map_err(Failure::usage)?;
-    check_etcd(&etcd, cluster).await?;
+    check_etcd(&etcd, cluster, &mut waits).await?;
     if let Some(point) = copied {
         let confirmed = confirm_copy(etcd.clone(), clock.clone(), options.clone(), id, point);
         match confirmed.await {
@@ -269,32 +272,47 @@ pub(super) async fn too_old(
     }
 }
 
+/// The kinds of reasons for which a host has waited for etcd: no server answers, or the servers that
+/// answer refuse this host.
+#[derive(Default)]
+struct Waits {
+    last: Option<Discriminant<CheckError>>,
+    printed: HashSet<Discriminant<CheckError>>,
+}
+
 /// Checks the servers of etcd. Waits while none serves this host.
-async fn check_etcd(etcd: &Etcd, cluster: &ClusterConfig) -> Result<(), Failure> {
-    let mut waits = false;
+async fn check_etcd(
+    etcd: &Etcd,
+    cluster: &ClusterConfig,
+    waits: &mut Waits,
+) -> Result<(), Failure> {
     loop {
         match etcd.check().await {
             Ok(_) => return Ok(()),
             Err(error @ CheckError::Unusable(_)) => return Err(Failure::usage(error)),
             Err(error @ (CheckError::NoAnswer(_) | CheckError::Refused(_))) => {
-                wait_for_etcd(cluster, &error, &mut waits).await?
+                wait_for_etcd(cluster, &error, waits).await?;
             }
         }
     }
 }
 
-/// Waits before the next attempt. Prints the reason of the first one, and notifies the service
-/// manager: etcd may be down for longer than a manager lets a start take.
+/// Waits before the next attempt. Notifies the service manager of each change of the reason: etcd
+/// may be down for longer than a manager lets a start take. Prints a reason of each kind once,
+/// because servers that fail differently may give the reason in turn.
 async fn wait_for_etcd(
     cluster: &ClusterConfig,
-    error: &impl Display,
-    waits: &mut bool,
+    error: &CheckError,
+    waits: &mut Waits,
 ) -> Result<(), Failure> {
-    if !std::mem::replace(waits, true) {
+    let reason = mem::discriminant(error);
+    if waits.last.replace(reason) != Some(reason) {
         let urls = cluster.etcd.urls.join(", ");
         let line = format!("waiting for etcd at {urls}: {error}");
         service_manager::ready(&line);
-        print(&[line])?;
+        if waits.printed.insert(reason) {
+            print(&[line])?;
+        }
     }
     tokio::time::sleep(limits::CLUSTER_START_RETRY).await;
     Ok(())
@@ -313,12 +331,12 @@ async fn read_identity(
     etcd: &Arc<Etcd>,
     clock: &dyn Clock,
     cluster: &ClusterConfig,
+    waits: &mut Waits,
 ) -> Result<(Id, Secret), Failure> {
-    let mut waits = false;
     loop {
         let error = match identity(&**etcd, clock, &cluster.etcd.name).await {
             Ok(identity) => return Ok(identity),
-            Err(ClusterError::Engine { error, .. }) if may_pass(&error) => error,
+            Err(ClusterError::Engine { error, .. }) if may_pass(&error) => CheckError::from(error),
             Err(
                 error @ ClusterError::Malformed {
                     error: Malformed::LaterFormat { .. },
@@ -329,7 +347,7 @@ async fn read_identity(
             }
             Err(error) => return Err(Failure::usage(error)),
         };
-        wait_for_etcd(cluster, &error, &mut waits).await?;
+        wait_for_etcd(cluster, &error, waits).await?;
     }
 }
 

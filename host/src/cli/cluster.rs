@@ -354,14 +354,15 @@ async fn create_from_directory(
     directory: &Path,
     quota_bytes: u64,
 ) -> Result<(bool, String), Failure> {
-    let (lock, past) = open_store(directory)?;
     let (name, failed) = (&config.name, |error: ClusterError| failed(config, &error));
     let etcd = Arc::new(etcd);
+    // First: if the cluster exists, its hosts may have the directory, or it may be removed.
     match identity(&*etcd, &MachineClock, name).await {
         Err(ClusterError::NotCreated(_)) => {}
         Ok(_) => return Ok((false, String::new())),
         Err(error) => return Err(failed(error)),
     }
+    let (lock, past) = open_store(directory)?;
     let sizes = measure(&past)?;
     let checked = check_room(&*etcd, &MachineClock, name, sizes, quota_bytes).await;
     checked.map_err(failed)?;

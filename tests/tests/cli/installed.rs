@@ -167,6 +167,14 @@ fn cluster_survives_its_nodes_and_its_upgrades_in_kubernetes() {
         let mut budgets = budgets.iter().filter(|it| it.contains(&labels));
         let budget = budgets.next().expect(name);
         assert!(budget.contains("\n  maxUnavailable: 1\n"), "{budget}");
+        // A pod without a probe counts as available as soon as its process runs.
+        assert!(
+            set.contains("\n          readinessProbe: {httpGet: "),
+            "{set}"
+        );
+        // The pods find each other before they are ready.
+        let peers = format!("publishNotReadyAddresses: true\n  selector: {{app: {name}}}\n");
+        assert!(manifest.contains(&peers), "{name}");
     }
     let jobs = parts("Job");
     let [job] = &jobs[..] else { panic!("one job") };

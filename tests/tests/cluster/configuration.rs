@@ -132,6 +132,12 @@ fn init_from_a_directory_changes_no_existing_cluster() {
         .ask(&["init", "--from", data.to_str().unwrap()])
         .code(1)
         .says("exists already");
+    // A host may have changed or removed the directory since the cluster was created.
+    for directory in [data.to_str().unwrap(), "missing"] {
+        let repeated = ["init", "--if-missing", "--from", directory];
+        let repeated = cluster.ask(&repeated).code(0).text();
+        assert!(repeated.contains("exists already"), "{repeated}");
+    }
     assert_eq!(cluster.etcd.revision(), before, "init wrote to etcd");
 }
 

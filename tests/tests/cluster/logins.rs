@@ -90,6 +90,29 @@ fn host_with_a_wrong_password_waits_and_says_so() {
     cluster.store(host, "client").set("key", "value");
 }
 
+/// In an earlier version only the first reason was shown, so the refusal was not.
+#[test]
+fn refused_login_is_shown_after_etcd_was_down() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    fs::write(&file, "wrong\n").unwrap();
+    let user = ("cluster_user", "statehouse");
+    let password = ("cluster_password_file", file.to_str().unwrap());
+    let mut cluster = Cluster::without_hosts(1, &[SHORT_LEASE, user, password]);
+    cluster.etcd.enable_authentication("right");
+    cluster.etcd.kill_all();
+    let host = cluster.add();
+    let waiting = format!("waiting for etcd at {}: ", cluster.urls());
+    let said = cluster[host].wait_for_line(&waiting);
+    assert!(said.contains("no etcd endpoint answers"), "{said}");
+    cluster.etcd.restart_all();
+    let refused = format!("{waiting}etcd does not let the user");
+    let said = cluster[host].wait_for_line(&refused);
+    assert!(said.contains("check --cluster-user"), "{said}");
+    fs::write(&file, "right\n").unwrap();
+    cluster[host].wait_until_ready();
+}
+
 /// etcd computes the hash of a password for longer than a request waits, as it does on a small
 /// machine.
 #[test]
