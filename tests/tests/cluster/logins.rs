@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use statehouse_tests::{Cluster, Etcd, Server, command, run};
+use tempfile::TempDir;
 
 use crate::{
     SHORT_LEASE,
@@ -71,10 +72,8 @@ fn hosts_log_in_at_etcd_over_every_change_of_the_login() {
     cluster.ask(&missing).code(2).says("password file missing");
 }
 
-/// The password may be changed in etcd before it is in the file of a host. In an earlier version
-/// such a host ended with the exit code of wrong settings, so that systemd left it down.
-#[test]
-fn host_with_a_wrong_password_waits_and_says_so() {
+/// A cluster without hosts, and the directory of the file `password` with a wrong password.
+fn with_a_wrong_password() -> (Cluster, TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("password");
     fs::write(&file, "wrong\n").unwrap();
@@ -82,10 +81,18 @@ fn host_with_a_wrong_password_waits_and_says_so() {
     let password = ("cluster_password_file", file.to_str().unwrap());
     let mut cluster = Cluster::without_hosts(1, &[SHORT_LEASE, user, password]);
     cluster.etcd.enable_authentication("right");
+    (cluster, directory)
+}
+
+/// The password may be changed in etcd before it is in the file of a host. In an earlier version
+/// such a host ended with the exit code of wrong settings, so that systemd left it down.
+#[test]
+fn host_with_a_wrong_password_waits_and_says_so() {
+    let (mut cluster, directory) = with_a_wrong_password();
     let host = cluster.add();
     let said = cluster[host].wait_for_line("waiting for etcd at ");
     assert!(said.contains("check --cluster-user"), "{said}");
-    fs::write(&file, "right\n").unwrap();
+    fs::write(directory.path().join("password"), "right\n").unwrap();
     cluster[host].wait_until_ready();
     cluster.store(host, "client").set("key", "value");
 }
@@ -93,13 +100,7 @@ fn host_with_a_wrong_password_waits_and_says_so() {
 /// In an earlier version only the first reason was shown, so the refusal was not.
 #[test]
 fn refused_login_is_shown_after_etcd_was_down() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("password");
-    fs::write(&file, "wrong\n").unwrap();
-    let user = ("cluster_user", "statehouse");
-    let password = ("cluster_password_file", file.to_str().unwrap());
-    let mut cluster = Cluster::without_hosts(1, &[SHORT_LEASE, user, password]);
-    cluster.etcd.enable_authentication("right");
+    let (mut cluster, directory) = with_a_wrong_password();
     cluster.etcd.kill_all();
     let host = cluster.add();
     let waiting = format!("waiting for etcd at {}: ", cluster.urls());
@@ -109,7 +110,7 @@ fn refused_login_is_shown_after_etcd_was_down() {
     let refused = format!("{waiting}etcd does not let the user");
     let said = cluster[host].wait_for_line(&refused);
     assert!(said.contains("check --cluster-user"), "{said}");
-    fs::write(&file, "right\n").unwrap();
+    fs::write(directory.path().join("password"), "right\n").unwrap();
     cluster[host].wait_until_ready();
 }
 

@@ -83,8 +83,7 @@ impl Broker {
 
     /// Whether the client with this id is connected.
     pub(crate) fn is_connected(&self, client: &str) -> bool {
-        let status = self.client_status(client);
-        status.is_some_and(|status| status.origin.is_some())
+        self.lock().is_connected(client)
     }
 
     /// What all sessions hold. Other clients are served during this call.

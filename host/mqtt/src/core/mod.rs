@@ -209,9 +209,18 @@ impl Core {
             + self.ledger.total(Kind::State)
     }
 
-    pub(crate) fn client_status(&self, client: &str) -> Option<ClientStatus> {
+    fn session_of(&self, client: &str) -> Option<&Session> {
         let key = *self.by_client.get(client)?;
-        let session = self.sessions.get(key as usize)?.as_deref()?;
+        self.sessions.get(key as usize)?.as_deref()
+    }
+
+    /// Whether the client with this id is connected.
+    pub(crate) fn is_connected(&self, client: &str) -> bool {
+        self.session_of(client).is_some_and(Session::is_present)
+    }
+
+    pub(crate) fn client_status(&self, client: &str) -> Option<ClientStatus> {
+        let session = self.session_of(client)?;
         Some(ClientStatus {
             origin: session.origin().filter(|_| session.is_present()),
             filters: session.subscriptions().filters().cloned().collect(),

@@ -22,8 +22,9 @@ const VERSIONS: [&str; 2] = ["__ts", "Timestamp"];
 /// A message to be published.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// Before `message`, so that it is dropped first: see [`Weights::shared_body`].
-    _body: Arc<Body>,
+    /// Of a notification. Before `message`, so that it is dropped first: see
+    /// [`Weights::shared_body`].
+    _body: Option<Arc<Body>>,
     _weight: Weight,
     pub(super) message: Message,
     pub(super) to: Recipient,
@@ -147,9 +148,9 @@ impl Weights {
     /// Counts a message.
     pub(super) fn weigh(&mut self, message: Message, to: Recipient) -> Outgoing {
         let own = message.topic.len() + limits::BROKER_OUTBOX_OVERHEAD_BYTES;
-        let body = match &to {
-            Recipient::Watcher(_) => self.shared_body(&message),
-            Recipient::Requester | Recipient::OtherRun => Arc::new(self.body(&message)),
+        let (own, body) = match &to {
+            Recipient::Watcher(_) => (own, Some(self.shared_body(&message))),
+            Recipient::Requester | Recipient::OtherRun => (own + body_bytes(&message), None),
         };
         Outgoing {
             _body: body,
@@ -166,18 +167,19 @@ impl Weights {
         // payload. So while the body exists, nothing else is at its addresses.
         let last = self.last.upgrade();
         let last = last.filter(|last| last.place == place(message));
-        let body = last.unwrap_or_else(|| Arc::new(self.body(message)));
+        let body = last.unwrap_or_else(|| {
+            Arc::new(Body {
+                place: place(message),
+                _weight: Weight::new(body_bytes(message), &self.sum),
+            })
+        });
         self.last = Arc::downgrade(&body);
         body
     }
+}
 
-    fn body(&self, message: &Message) -> Body {
-        let bytes = message.payload.len() + message.properties.len();
-        Body {
-            place: place(message),
-            _weight: Weight::new(bytes, &self.sum),
-        }
-    }
+fn body_bytes(message: &Message) -> usize {
+    message.payload.len() + message.properties.len()
 }
 
 /// The payload and the properties of one or several messages.
