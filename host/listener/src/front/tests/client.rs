@@ -66,6 +66,15 @@ impl Client {
     ) -> (Self, SocketAddr) {
         let socket = TcpStream::connect(listen.address).await.unwrap();
         let address = socket.local_addr().unwrap();
+        (Self::over(socket, listen, trusted).await, address)
+    }
+
+    /// Does the handshakes of a listener on a connected socket.
+    pub(super) async fn over(
+        socket: TcpStream,
+        listen: &Listen,
+        trusted: &CertificateDer<'static>,
+    ) -> Self {
         let mut stream: Box<dyn Stream> = Box::new(socket);
         if listen.scheme.tls {
             let mut roots = RootCertStore::empty();
@@ -90,7 +99,7 @@ impl Client {
             }
             assert!(head.starts_with(b"HTTP/1.1 101 "));
         }
-        (Self { stream, frames }, address)
+        Self { stream, frames }
     }
 
     /// Sends CONNECT and waits for a CONNACK that accepts it.

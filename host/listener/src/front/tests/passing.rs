@@ -74,16 +74,19 @@ async fn handshakes_of_waiting_clients_begin_in_turn() {
     let mut waiting = Vec::new();
     for _ in 0..10 {
         for host in [&leader, &follower] {
-            let (listen, trusted) = (host.listeners[0], trusted.clone());
-            waiting.push(tokio::spawn(async move {
-                Client::at(&listen, &trusted).await.0
-            }));
+            waiting.push((host.connect().await, host.listeners[0]));
         }
     }
     sleep(Duration::from_millis(200)).await;
     leader.lead(&broker);
     follower.follow(&leader);
-    for client in waiting {
+    // All handshakes could begin before the first one ends.
+    sleep(Duration::from_millis(200)).await;
+    let handshakes = waiting.into_iter().map(|(socket, listen)| {
+        let trusted = trusted.clone();
+        tokio::spawn(async move { Client::over(socket, &listen, &trusted).await })
+    });
+    for client in handshakes.collect::<Vec<_>>() {
         let client = client.await.expect("it is served");
         client.connected("waiting").await.publish(1).await;
     }
