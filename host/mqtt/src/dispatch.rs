@@ -7,16 +7,18 @@
 //!
 //! Dispatch pauses while too much output waits for the client, or the service takes no requests.
 //! Then these packets and all behind them wait here, and only acknowledgements and pings are
-//! handled.
+//! handled. If these may be behind more packets than are kept, the first packets do not wait any
+//! longer.
 
 mod decoding;
 mod held_packet;
+mod relief;
 mod topic_aliases;
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use bytes::BytesMut;
-use held_packet::{copy, detach, is_immediate, packet_bytes, publish_bytes};
+use held_packet::{copy, detach, is_immediate, packet_bytes, request_bytes};
 use topic_aliases::TopicAliases;
 
 use crate::{
@@ -25,10 +27,7 @@ use crate::{
     broker::Guard,
     codec::{self, Auth, Bounds, Packet, Publish, Violation, packet_type as kind},
     core::{Accepted, Begun, FilterResults},
-    limits::{
-        FILTERS_PER_STEP, PAUSED_BYTES_MAX, REASON_TEXT_BYTES_MAX, SPARE_ENTRIES_MAX,
-        WORK_PER_TURN_MAX, work,
-    },
+    limits::{FILTERS_PER_STEP, REASON_TEXT_BYTES_MAX, SPARE_ENTRIES_MAX, WORK_PER_TURN_MAX, work},
     nagle::Nagle,
     rate_limit::RateLimit,
     router::SessionKey,
@@ -93,6 +92,10 @@ pub(crate) struct Dispatch {
     is_over: bool,
     /// Whether the last turn ended with [`Turn::Paused`].
     paused: bool,
+    /// Bytes of packets that may wait while paused.
+    held_bytes_max: usize,
+    /// Whether the connection may keep more, while packets of all connections use up their limit.
+    may_hold_more: bool,
     /// Whether waiting packets own their memory. A slice would pin a whole read buffer.
     detached: bool,
     /// The memory of waiting packets while paused.
@@ -134,6 +137,8 @@ impl Dispatch {
             requests: Vec::new(),
             is_over: false,
             paused: false,
+            held_bytes_max: limits.paused_bytes_max(),
+            may_hold_more: true,
             detached: false,
             held_bytes: 0,
             immediate: Vec::new(),
@@ -156,15 +161,16 @@ impl Dispatch {
             }
             self.behind = self.fill(buffer, now);
         }
-        let handled = self.handle(now);
+        let mut handled = self.handle(now);
+        self.paused = handled == Ok(Some(Turn::Paused));
+        self.count_held_bytes();
+        if self.paused && !self.accepts_input() {
+            handled = self.relieve(now).map(Some);
+            self.count_held_bytes();
+        }
         if self.packets.is_empty() {
             self.packets.shrink_to(SPARE_ENTRIES_MAX);
         }
-        self.paused = handled == Ok(Some(Turn::Paused));
-        self.held_bytes = match self.paused {
-            true => self.count_held_bytes(),
-            false => 0,
-        };
         match handled.and_then(|turn| turn.map_or(self.behind, Ok)) {
             // Acknowledgements may be among the packets that are still in the buffer.
             Ok(Turn::Paused) if self.behind == Ok(Turn::More) && self.accepts_input() => Turn::More,
@@ -205,11 +211,12 @@ impl Dispatch {
         }
     }
 
-    fn count_held_bytes(&self) -> usize {
-        let packets = self.packets.iter().map(|(packet, _)| packet_bytes(packet));
-        let requests = self.requests.iter();
-        let requests = requests.map(|it| publish_bytes(&it.topic, &it.payload, &it.properties));
-        packets.chain(requests).sum()
+    fn count_held_bytes(&mut self) {
+        self.held_bytes = 0;
+        if self.paused {
+            let packets = self.packets.iter().map(|(packet, _)| packet_bytes(packet));
+            self.held_bytes = packets.chain(self.requests.iter().map(request_bytes)).sum();
+        }
     }
 
     /// The memory of waiting packets, in bytes.
@@ -217,10 +224,16 @@ impl Dispatch {
         self.held_bytes
     }
 
+    /// Sets whether the total of all connections has room for more waiting packets.
+    pub(crate) fn set_may_hold_more(&mut self, may: bool) {
+        self.may_hold_more = may;
+    }
+
     /// Whether dispatch is paused but still decodes packets: acknowledgements behind waiting
     /// requests make room for answers.
     pub(crate) fn accepts_input(&self) -> bool {
-        self.paused && self.behind.is_ok() && self.held_bytes < PAUSED_BYTES_MAX
+        let has_room = self.held_bytes < self.held_bytes_max && self.may_hold_more;
+        self.paused && self.behind.is_ok() && has_room
     }
 
     /// Whether the turn begins with packets of the buffer. A violation stays until the packets
@@ -298,14 +311,7 @@ impl Dispatch {
                 let waits = self.behind.is_ok() && core.has_retained_search(key);
                 return Ok(waits.then_some(Turn::Paused));
             };
-            // The rules may have changed while the message waited for its client.
-            if self.detached
-                && claim == Claim::Route
-                && let Packet::Publish(publish) = &packet
-                && !self.access.may_publish(&self.origin, &publish.topic)
-            {
-                claim = FORBIDDEN;
-            }
+            self.check_again(&packet, &mut claim);
             core.checkpoint();
             let is_publish = matches!(packet, Packet::Publish(_));
             let is_request = is_publish && claim == Claim::Take;
@@ -331,6 +337,17 @@ impl Dispatch {
                 self.detach_waiting();
                 return Ok(Some(Turn::Authenticate));
             }
+        }
+    }
+
+    /// Refuses a message that waited for its client if the rules have changed meanwhile.
+    fn check_again(&self, packet: &Packet, claim: &mut Claim) {
+        if self.detached
+            && *claim == Claim::Route
+            && let Packet::Publish(publish) = packet
+            && !self.access.may_publish(&self.origin, &publish.topic)
+        {
+            *claim = FORBIDDEN;
         }
     }
 

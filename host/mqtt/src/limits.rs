@@ -183,6 +183,14 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Bytes of waiting packets that a paused connection keeps. Above it nothing is read except the
+    /// rest of one packet.
+    pub(crate) fn paused_bytes_max(&self) -> usize {
+        (self.packet_bytes_total_max / PARTS_PER_PAUSED).clamp(PAUSED_BYTES_MIN, PAUSED_BYTES_MAX)
+    }
+}
+
 /// Work of one connection before other connections get their turn, in units of roughly a tenth of a
 /// microsecond: a quarter of a millisecond. A full turn of ordinary messages to one subscriber each
 /// stays below it. One packet may exceed it once.
@@ -327,9 +335,19 @@ pub(crate) const ARRIVING_BYTES_FREE: usize = 4 << 10;
 /// for messages of other clients.
 pub(crate) const QUEUE_PARTS_FOR_ANSWERS: usize = 2;
 
-/// Bytes of waiting packets that a paused connection keeps: more than a thousand small requests
-/// with the acknowledgements between them. Above it nothing is read except the rest of one packet.
-pub(crate) const PAUSED_BYTES_MAX: usize = 1 << 20;
+/// The least that [`Limits::paused_bytes_max`] may be: more than a thousand small requests with the
+/// acknowledgements between them.
+const PAUSED_BYTES_MIN: usize = 1 << 20;
+
+/// The most that it may be: several of the largest packets.
+const PAUSED_BYTES_MAX: usize = 8 << 20;
+
+/// The part of `packet_bytes_total_max` that it is between these.
+const PARTS_PER_PAUSED: usize = 16;
+
+/// Received bytes of an incomplete packet that count as a sign of life. A client can send no
+/// PINGREQ within a large packet.
+pub(crate) const SIGN_OF_LIFE_BYTES: usize = 1 << 10;
 
 /// Maximum wait of a paused connection before it checks whether it can continue: the room that it
 /// waits for may depend on other connections or the service.

@@ -399,6 +399,12 @@ impl Output {
         }
     }
 
+    /// Whether the socket has taken everything, so that only the client can make progress.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.held_bytes() == 0 && !state.starved
+    }
+
     /// The number of bytes ever given to the writer or the socket.
     pub(crate) fn taken(&self) -> u64 {
         self.lock().taken

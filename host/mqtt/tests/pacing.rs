@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use common::*;
 use statehouse_mqtt::{Limits, Message, QoS};
+use tokio::net::TcpStream;
 use wire::{DisconnectReasonCode, Packet};
 
 const ANSWER_BYTES: usize = 1 << 20;
@@ -231,33 +232,153 @@ async fn client_that_never_reads_its_answers_is_disconnected() {
     until(|| broker.stats().connections == 0).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn client_that_never_acknowledges_is_disconnected() {
-    let broker = Large::broker(limits(), ANSWER_BYTES);
-    let mut client = Client::duplex(&broker, 1 << 20).hello("a", 0).await;
-    client.listen_to("answers", Q::AtLeastOnce).await;
-    // More than a paused connection keeps, so that the broker stops reading.
-    let mut packets = requests(1, 12);
-    for id in 13..20 {
-        packets.push(publish("other", Q::AtLeastOnce, id, vec![0; 400_000]));
+/// A client that writes in one order, also its acknowledgements: behind everything before them.
+struct Fifo {
+    reader: Client<tokio::io::Join<tokio::io::ReadHalf<TcpStream>, tokio::io::Sink>>,
+    writer: tokio::sync::mpsc::UnboundedSender<Packet>,
+}
+
+impl Fifo {
+    async fn new(broker: &statehouse_mqtt::Broker) -> Self {
+        let mut client = Client::tcp(listen(broker).await).await.hello("a", 0).await;
+        client.listen_to("answers", Q::AtLeastOnce).await;
+        let (reader, mut stream) = tokio::io::split(client.stream);
+        let (writer, mut packets) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Some(packet) = packets.recv().await {
+                let packet = bytes(&[packet]);
+                let sent = tokio::io::AsyncWriteExt::write_all(&mut stream, &packet).await;
+                if sent.is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            reader: Client::over(tokio::io::join(reader, tokio::io::sink())),
+            writer,
+        }
     }
-    let (mut reader, mut writer) = tokio::io::split(client.stream);
-    let flood = tokio::spawn(async move {
-        _ = tokio::io::AsyncWriteExt::write_all(&mut writer, &bytes(&packets)).await;
-        writer
-    });
-    let mut received = Vec::new();
-    tokio::io::AsyncReadExt::read_to_end(&mut reader, &mut received)
-        .await
-        .unwrap();
-    // The last bytes are the DISCONNECT 0x97.
-    let end = received.len() - 200..;
+
+    /// Sends PUBLISHes and acknowledges all messages. Returns how many PUBLISHes were accepted, how
+    /// many were refused, and how many messages came.
+    async fn exchange(&mut self, packets: Vec<Packet>) -> (usize, usize, usize) {
+        let count = packets.len();
+        self.exchange_some(packets, count, true).await
+    }
+
+    /// Waits only for the first answers, and does not acknowledge unless `acknowledges`.
+    async fn exchange_some(
+        &mut self,
+        packets: Vec<Packet>,
+        count: usize,
+        acknowledges: bool,
+    ) -> (usize, usize, usize) {
+        packets
+            .into_iter()
+            .for_each(|it| self.writer.send(it).unwrap());
+        let (mut accepted, mut refused, mut messages) = (0, 0, 0);
+        while accepted + refused < count || acknowledges && messages < accepted {
+            match self.reader.next().await {
+                Some(Packet::Publish(message)) => {
+                    messages += 1;
+                    if acknowledges {
+                        self.writer.send(puback(message.pkid)).unwrap();
+                    }
+                }
+                Some(Packet::PubAck(ack)) => match ack.reason {
+                    wire::PubAckReason::Success => accepted += 1,
+                    wire::PubAckReason::QuotaExceeded => refused += 1,
+                    reason => panic!("{reason:?}"),
+                },
+                other => panic!("{other:?} after {accepted}, {refused}, {messages}"),
+            }
+        }
+        self.writer.send(Packet::PingReq(wire::PingReq)).unwrap();
+        while let Some(packet) = self.reader.next().await {
+            if packet == Packet::PingResp(wire::PingResp) {
+                return (accepted, refused, messages);
+            }
+        }
+        panic!("the broker has closed");
+    }
+}
+
+const PAYLOAD_BYTES: usize = 400_000;
+
+/// Messages of the client to itself.
+fn messages(ids: std::ops::RangeInclusive<u16>) -> Vec<Packet> {
+    ids.map(|id| publish("answers", Q::AtLeastOnce, id, vec![0; PAYLOAD_BYTES]))
+        .collect()
+}
+
+#[tokio::test]
+async fn acknowledgements_behind_large_publishes_are_reached() {
+    let broker = broker(limits());
+    let mut client = Fifo::new(&broker).await;
+    // A part fits into the queue, and the rest waits.
+    assert_eq!(client.exchange(messages(1..=28)).await, (28, 0, 28));
+    // More than the queue and the packets that wait may hold.
+    let (accepted, refused, received) = client.exchange(messages(1..=100)).await;
+    assert!(refused > 0 && accepted >= 28, "{accepted}, {refused}");
+    assert_eq!((accepted + refused, received), (100, accepted));
+    // What was refused can be sent again.
+    assert_eq!(client.exchange(messages(1..=10)).await, (10, 0, 10));
+    assert_eq!(broker.stats().dropped, 0);
+}
+
+#[tokio::test]
+async fn acknowledgements_behind_large_requests_are_reached() {
+    let broker = Large::broker(limits(), ANSWER_BYTES);
+    let mut client = Fifo::new(&broker).await;
+    let large = |id| match request("req/large", Q::AtLeastOnce, id, "answers") {
+        Packet::Publish(mut request) => {
+            request.payload = vec![0; PAYLOAD_BYTES].into();
+            Packet::Publish(request)
+        }
+        other => other,
+    };
+    let (accepted, refused, received) = client.exchange((1..=60).map(large).collect()).await;
+    assert!(refused > 0 && accepted >= 20, "{accepted}, {refused}");
+    assert_eq!((accepted + refused, received), (60, accepted));
+}
+
+#[tokio::test]
+async fn publishes_of_a_client_that_never_acknowledges_are_refused() {
+    let broker = broker(limits());
+    let mut client = Fifo::new(&broker).await;
+    // The last ones wait, since the broker keeps that many.
+    let (accepted, refused, received) = client.exchange_some(messages(1..=100), 70, false).await;
+    assert_eq!((accepted, refused), (received, 70 - received));
+    let queued = accepted * PAYLOAD_BYTES;
     assert!(
-        received[end].windows(1).any(|it| it == [0xE0]),
-        "no DISCONNECT"
+        (QUEUE_BYTES / 2..=QUEUE_BYTES).contains(&queued),
+        "{queued}"
     );
-    assert_eq!(broker.stats().disconnected, 1);
-    drop(flood.await);
+    assert_eq!(broker.stats().disconnected, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pieces_of_a_large_packet_are_signs_of_life() {
+    let broker = broker(Limits::default());
+    let packet = bytes(&[publish("t", Q::AtLeastOnce, 1, vec![0; 20_000])]);
+    // The keep alive of two seconds ends three seconds after the last sign of life.
+    for (piece_bytes, stays) in [(2048, true), (100, false)] {
+        let mut client = Client::duplex(&broker, 1 << 16);
+        client.send(&[connect("a", true, 0, 2)]).await;
+        assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+        for piece in packet.chunks(piece_bytes).take(10) {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            // Fails once the broker has closed.
+            _ = tokio::io::AsyncWriteExt::write_all(&mut client.stream, piece).await;
+        }
+        match stays {
+            true => assert!(matches!(client.next().await, Some(Packet::PubAck(_)))),
+            false => assert_eq!(
+                client.disconnected().await,
+                Some(DisconnectReasonCode::KeepAliveTimeout)
+            ),
+        }
+    }
 }
 
 /// Sends fifty sequential requests. Acknowledges each answer in a separate write, as paho does.

@@ -74,10 +74,10 @@ fn watcher_that_never_reads_is_disconnected() {
 }
 
 /// The client requests large values and reads no answer; together the answers would exceed a
-/// gigabyte. The server stops reading its requests. `mqtt/pacing` tests that a stalled write ends
-/// the connection.
+/// gigabyte. The server refuses its requests or stops reading them. `mqtt/pacing` tests that a
+/// stalled write ends the connection.
 #[test]
-fn requester_that_never_reads_is_not_read_from() {
+fn requester_that_never_reads_takes_little_memory() {
     let mut witness = Witness::with_config(CONFIG);
     witness.store.set("large", vec![b'x'; MESSAGE]);
     let before_kib = witness.server.memory_kib();
@@ -86,12 +86,10 @@ fn requester_that_never_reads_is_not_read_from() {
     let pad = "x".repeat(4000);
     let request = slow.command(&["GET", "large"]).with("pad", pad).publish();
     slow.client.set_write_timeout(Duration::from_secs(1));
-    let mut held_back = false;
     for n in 0..20_000_u32 {
         let mut publish = request.clone();
         publish.packet_id = u16::try_from(n % 60_000 + 1).unwrap();
         if slow.client.try_send(&publish.bytes()).is_err() {
-            held_back = true;
             break;
         }
         if n % 500 == 0 {
@@ -100,9 +98,6 @@ fn requester_that_never_reads_is_not_read_from() {
     }
     witness.assert_grown_less_than(before_kib, GROWTH_KIB_MAX);
     witness.still_served();
-    assert!(held_back, "the server read all requests");
-    // The server does not even read the end of the stream. It closes the connection after 20
-    // seconds.
     drop(slow);
     witness.still_served();
 }

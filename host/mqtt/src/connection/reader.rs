@@ -16,7 +16,7 @@ use crate::{
     admission::{self, Credentials},
     dispatch::{Dispatch, Turn},
     incomplete::counted_bytes,
-    limits::{PAUSE_CHECK_INTERVAL, READ_BYTES_MIN},
+    limits::{PAUSE_CHECK_INTERVAL, READ_BYTES_MIN, SIGN_OF_LIFE_BYTES},
     persist::Brake,
 };
 
@@ -36,6 +36,7 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
     tokio::pin!(timer);
     let mut silence = Silence {
         last_packet: begun,
+        bytes: 0,
         max: silence_max,
         timer,
     };
@@ -66,7 +67,8 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
         if !fits && !paused {
             return attached.quota_exceeded(PACKETS_TOO_LARGE);
         }
-        let reads = !paused || dispatch.accepts_input() && !memory.is_over(bytes_max);
+        dispatch.set_may_hold_more(!memory.is_over(bytes_max));
+        let reads = !paused || dispatch.accepts_input();
         if reads {
             make_room(buffer, ask);
             allocated = allocated.max(buffer.capacity());
@@ -74,13 +76,16 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
         if !paused {
             pause = None;
         } else if is_stuck(attached, &mut pause, reads) {
-            return attached.quota_exceeded(NO_ACKNOWLEDGEMENTS);
+            return attached.quota_exceeded(READS_NOTHING);
         }
         tokio::select! {
             biased;
             read = stream.read_buf(buffer), if reads => match read {
                 Ok(0) | Err(_) => return Ended::ByPeer,
-                Ok(count) => ask = next_read_bytes(ask, count, attached.read_bytes_max),
+                Ok(count) => {
+                    silence.received(count);
+                    ask = next_read_bytes(ask, count, attached.read_bytes_max);
+                }
             },
             () = async { _ = timeout(PAUSE_CHECK_INTERVAL, output.progress()).await }, if paused => {}
             () = silence.too_long(), if reads => return Ended::KeepAliveTimeout,
@@ -92,11 +97,13 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
 const PACKETS_TOO_LARGE: &str = "large packets of all clients exceed the memory limit: retry later";
 
 /// The Reason String if a client's requests can never continue.
-const NO_ACKNOWLEDGEMENTS: &str = "this client sends requests without acknowledging their answers";
+const READS_NOTHING: &str = "this client sends requests without reading their answers";
 
-/// Measures how long the client has sent no packet.
+/// Measures how long the client has sent no packet, and no large part of one.
 struct Silence<'a> {
     last_packet: Instant,
+    /// Received since the last sign of life, without packets.
+    bytes: usize,
     /// The limit, if there is one.
     max: Option<Duration>,
     /// Reset when it fires rather than at every packet.
@@ -104,6 +111,15 @@ struct Silence<'a> {
 }
 
 impl Silence<'_> {
+    /// Counts bytes, which may be a part of a packet.
+    fn received(&mut self, count: usize) {
+        self.bytes += count;
+        if self.bytes >= SIGN_OF_LIFE_BYTES {
+            self.bytes = 0;
+            self.last_packet = Instant::now();
+        }
+    }
+
     /// Returns once the silence has lasted for its limit. May be cancelled and called again.
     async fn too_long(&mut self) {
         let Some(max) = self.max else {
@@ -196,8 +212,8 @@ async fn turns(
     }
 }
 
-/// Whether a paused connection that is not read from can never continue. Either its client reads
-/// nothing, or its acknowledgements are stuck behind its requests.
+/// Whether a paused connection that is not read from can never continue, because its client reads
+/// nothing.
 fn is_stuck(attached: &Attached, pause: &mut Option<Pause>, reads: bool) -> bool {
     let now = Instant::now();
     let taken = attached.output.taken();

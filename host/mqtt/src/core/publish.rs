@@ -354,6 +354,18 @@ impl Core {
         kept
     }
 
+    /// Whether a message of this client would be sent to the client itself. Not for shared
+    /// subscriptions, which have other members or refuse it.
+    pub(crate) fn returns(&mut self, from: SessionKey, topic: &[u8]) -> bool {
+        let mut matches = mem::take(&mut self.matches);
+        matches.clear();
+        self.router.matches(topic, &mut matches);
+        let mut sessions = matches.sessions.iter();
+        let returns = sessions.any(|(key, it)| *key == from && !it.no_local);
+        self.matches = matches;
+        returns
+    }
+
     /// Sends a routed message to one session. It goes straight into the output if possible,
     /// otherwise into the queue. The last session takes the message itself instead of a copy.
     /// `has_room` is the answer of the log.

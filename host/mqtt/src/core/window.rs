@@ -38,14 +38,32 @@ impl Core {
     /// Whether the client's queue has room for the answers to another PUBLISH. The broker stops
     /// reading from a client that sends faster than it reads.
     pub(crate) fn has_room_for_answers(&self, key: SessionKey) -> bool {
+        let own_max = self.limits.queue_bytes_max / QUEUE_PARTS_FOR_ANSWERS;
+        self.has_room_for(key, 0, own_max)
+    }
+
+    /// Whether the client's whole queue has room for a PUBLISH of this size that the client sends to
+    /// itself.
+    pub(crate) fn has_room_for_own(&self, key: SessionKey, bytes: usize) -> bool {
+        self.has_room_for(key, bytes, self.limits.queue_bytes_max)
+    }
+
+    fn has_room_for(&self, key: SessionKey, bytes: usize, own_max: usize) -> bool {
         let Some(session) = self.sessions.get(key as usize).and_then(Option::as_deref) else {
             return true;
         };
-        let own = session.queue.bytes();
+        let own = session.queue.bytes() + bytes;
         let limits = &self.limits;
         own <= limits.queue_bytes_reserve
-            || own <= limits.queue_bytes_max / QUEUE_PARTS_FOR_ANSWERS
-                && session.queue.total_bytes() <= limits.queue_bytes_total_max / 4 * 3
+            || own <= own_max
+                && session.queue.total_bytes() + bytes <= limits.queue_bytes_total_max / 4 * 3
+    }
+
+    /// Whether the client was sent everything that it may be sent now.
+    pub(crate) fn has_taken_output(&self, key: SessionKey) -> bool {
+        let session = self.sessions.get(key as usize).and_then(Option::as_deref);
+        let link = session.and_then(|it| it.link.as_ref());
+        link.is_some_and(|it| it.output.is_idle())
     }
 
     /// Whether the client may begin another PUBLISH. A client of MQTT 3.1.1 does not know the

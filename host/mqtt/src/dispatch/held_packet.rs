@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::Dispatch;
 use crate::{
-    Message, Properties, QoS,
+    Message, Properties, QoS, Request,
     broker::Guard,
     codec::{Filter, Packet},
     limits::MESSAGE_OVERHEAD_BYTES,
@@ -81,6 +81,10 @@ pub(super) fn packet_bytes(packet: &Packet) -> usize {
     }
 }
 
-pub(super) fn publish_bytes(topic: &Bytes, payload: &Bytes, properties: &Properties) -> usize {
+pub(super) fn request_bytes(request: &Request) -> usize {
+    publish_bytes(&request.topic, &request.payload, &request.properties)
+}
+
+fn publish_bytes(topic: &Bytes, payload: &Bytes, properties: &Properties) -> usize {
     topic.len() + payload.len() + properties.raw().len() + MESSAGE_OVERHEAD_BYTES
 }
