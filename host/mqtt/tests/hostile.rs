@@ -6,7 +6,7 @@ mod common;
 use std::{sync::atomic::Ordering, time::Duration};
 
 use common::*;
-use statehouse_mqtt::{Broker, Limits, Message, QoS};
+use statehouse_mqtt::{Broker, Limits, Message, QoS, ReasonCode, RefusalCount, Refused, Stats};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
     net::TcpListener,
@@ -172,8 +172,20 @@ async fn stalled_write_ends_the_connection() {
             assert_eq!(broker.stats().connections, 1);
         }
         tokio::time::sleep(Duration::from_secs(2)).await;
-        assert_eq!(broker.stats().connections, 0);
+        let stats = broker.stats();
+        assert_eq!((stats.connections, stats.disconnected), (0, 1));
+        assert_ends_reported(&broker, &stats);
     }
+}
+
+/// Asserts that each connection that the broker ended was refused for its quota, and once.
+fn assert_ends_reported(broker: &Broker, stats: &Stats) {
+    let expected = RefusalCount {
+        what: Refused::Connection,
+        reason: ReasonCode::QUOTA_EXCEEDED,
+        count: stats.disconnected,
+    };
+    assert_eq!(broker.refusals(), [expected], "{stats:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,11 +219,11 @@ async fn bound_unread_output(connect: fn(&Broker, usize) -> Client<DuplexStream>
     }
     // Clients that hold the output are closed long before a write stalls. The other outputs are too
     // small to count.
-    assert!(
-        (1..=5).contains(&broker.stats().connections),
-        "{:?}",
-        broker.stats()
-    );
+    let stats = broker.stats();
+    assert!((1..=5).contains(&stats.connections), "{stats:?}");
+    let gone = 9 - stats.connections as u64;
+    assert!((gone..=8).contains(&stats.disconnected), "{stats:?}");
+    assert_ends_reported(&broker, &stats);
     drop(silent);
 }
 

@@ -9,6 +9,7 @@
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,7 +34,10 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Bytes of a generated token.
 const TOKEN_BYTES: usize = 32;
 
-/// The content of the file `admin` in the data directory of a running store.
+/// A random number of the running kernel (random(4)).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Where commands find a running store, as the file `admin` in its data directory says.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Where the admin API listens.
@@ -43,13 +47,59 @@ pub struct Endpoint {
     pub token: Option<String>,
 }
 
+/// The content of the file `admin`.
+#[derive(Serialize, Deserialize)]
+struct AdminFile {
+    #[serde(flatten)]
+    endpoint: Endpoint,
+    /// The directory that the file was written to. Absent in a file of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    directory: Option<DirectoryId>,
+}
+
+/// Identifies a directory. A copy of a data directory has the same file `admin`, but a command must
+/// never change the store that runs in the original.
+#[derive(Serialize, Deserialize)]
+struct DirectoryId {
+    /// The kernel that numbered the device; empty if unknown, as in some sandboxes.
+    boot: String,
+    device: u64,
+    inode: u64,
+}
+
+impl DirectoryId {
+    fn of(directory: &Path) -> io::Result<Self> {
+        let about = fs::metadata(directory)?;
+        let boot = fs::read_to_string(BOOT_ID).unwrap_or_default();
+        Ok(Self {
+            boot: boot.trim_end().to_owned(),
+            device: about.dev(),
+            inode: about.ino(),
+        })
+    }
+
+    /// Whether both are of one directory. A bind mount, as of a container, has the device and the
+    /// inode of its source. Another machine with the same network file system has other numbers for
+    /// devices, so the inode alone decides there.
+    fn is_same(&self, other: &Self) -> bool {
+        let is_comparable = !self.boot.is_empty() && self.boot == other.boot;
+        self.inode == other.inode && (self.device == other.device || !is_comparable)
+    }
+}
+
+/// Why the file `admin` names no store of its directory.
+#[derive(Debug, thiserror::Error)]
+#[error("its file `admin` is copied or left over")]
+struct OfOtherDirectory;
+
 impl Endpoint {
     /// The path of the file.
     pub fn path(data: &Path) -> PathBuf {
         data.join("admin")
     }
 
-    /// Reads the file.
+    /// Reads the file. Fails with [`io::ErrorKind::NotFound`] if there is none, and, with a text
+    /// for the operator, if it was written to another directory.
     pub fn read(data: &Path) -> io::Result<Self> {
         let path = Self::path(data);
         if fs::metadata(&path)?.len() > limits::ADMIN_FILE_BYTES_MAX {
@@ -57,12 +107,23 @@ impl Endpoint {
                 "the file is larger than an admin file can be",
             ));
         }
-        serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
+        let file: AdminFile = serde_json::from_slice(&fs::read(path)?)?;
+        let here = DirectoryId::of(data)?;
+        match &file.directory {
+            Some(written) if !written.is_same(&here) => {
+                Err(io::Error::new(io::ErrorKind::NotFound, OfOtherDirectory))
+            }
+            _ => Ok(file.endpoint),
+        }
     }
 
     /// Writes the file, readable by its owner only.
     pub fn write(&self, data: &Path) -> io::Result<()> {
-        replace(&Self::path(data), &serde_json::to_vec(self)?, 0o600)
+        let file = AdminFile {
+            endpoint: self.clone(),
+            directory: Some(DirectoryId::of(data)?),
+        };
+        replace(&Self::path(data), &serde_json::to_vec(&file)?, 0o600)
     }
 
     /// Removes the file, when the admin API stops.

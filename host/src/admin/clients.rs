@@ -7,6 +7,7 @@ use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 use statehouse_core::clock::wall_ms;
 use statehouse_mqtt::{Broker, SessionSummary};
+use statehouse_protocol::Shown;
 
 use super::Sources;
 use super::answer::Refusal;
@@ -107,7 +108,7 @@ pub(super) fn kick(sources: &Sources, client: &str) -> Result<(), Refusal> {
     match broker(sources)?.kick(client) {
         true => Ok(()),
         false => {
-            let client = client.escape_debug();
+            let client = Shown::whole(client.as_bytes()).on_one_line();
             let error = format!("no client with the id {client} is connected");
             Err(Refusal::new(StatusCode::NOT_FOUND, error))
         }

@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode, Uri};
 use serde_json::{Value as Json, json};
 use statehouse_client::Version;
-use statehouse_protocol::{ConnectionId, SessionId};
+use statehouse_protocol::{ConnectionId, SessionId, Shown};
 
 use super::Sources;
 use super::access::{Operator, new_token};
@@ -17,6 +17,7 @@ use super::api::body;
 use super::query::{bad, key, text};
 use crate::past::json_bytes;
 use statehouse_config::limits;
+use statehouse_core::policy::on_one_line;
 use statehouse_core::store::Mode;
 use statehouse_server::{OwnError, OwnRequest, OwnResponse};
 
@@ -159,15 +160,13 @@ fn changed(key: &[u8], response: &OwnResponse) -> Result<Json, Refusal> {
             let error = error.strip_prefix("ERR ").unwrap_or(&error).trim_end();
             refused(
                 StatusCode::UNPROCESSABLE_ENTITY,
-                format!("the policy refused the change: {}", error.escape_debug()),
+                format!("the policy refused the change: {}", on_one_line(error)),
             )
         }
         [b'+' | b':', ..] => Ok(json!({ "key": json_bytes(key), "version": version })),
         other => {
-            let shown = other
-                .len()
-                .min(statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX);
-            let shown = other[..shown].escape_ascii();
+            let shown = Shown::cut(other, statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX);
+            let shown = shown.on_one_line();
             refused(
                 StatusCode::UNPROCESSABLE_ENTITY,
                 format!("the policy gave another response than to SET and DEL: {shown}"),
@@ -222,6 +221,11 @@ mod tests {
                 "the policy refused the change: no\\u{1b}[2J".to_owned()
             )
         );
+        // Regression: quotes were escaped.
+        let (_, why) = status("-ERR 'Tür' \\xff\r\n".as_bytes(), None);
+        assert_eq!(why, "the policy refused the change: 'Tür' \\xff");
+        let (_, why) = status("$4\r\nTür\r\n".as_bytes(), None);
+        assert!(why.ends_with(": $4\\r\\nTür\\r\\n"), "{why}");
         for strange in [&b""[..], b"$1\r\nx\r\n", b"\xff"] {
             assert_eq!(status(strange, None).0, 422, "{strange:?}");
         }

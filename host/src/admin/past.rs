@@ -317,6 +317,7 @@ impl From<PastError> for Refusal {
             PastError::Missing(_)
             | PastError::Log(..)
             | PastError::Backup(..)
+            | PastError::Unreadable(..)
             | PastError::Io(..) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())

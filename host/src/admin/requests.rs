@@ -3,6 +3,7 @@
 //! login, and requests for metrics and for the past of keys, which it reads from its own copy.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -23,12 +24,13 @@ use super::cluster::{ClusterPlace, ReadFigures};
 use super::overview::Overviews;
 use super::past::Reader;
 use super::roles::Endpoint;
-use super::seat::Seat;
+use super::seat::{Holder, Seat};
 use super::stream::OpenStream;
 use super::{Scope, metrics, page, roles};
 use statehouse_access::audit::{self, Audit, Refused};
 use statehouse_access::roles::Role;
 use statehouse_config::{limits, percent};
+use statehouse_mqtt::network;
 
 /// Reads why a host cannot pass clients on.
 pub type ReadImpediment = Arc<dyn Fn() -> Option<&'static str> + Send + Sync>;
@@ -141,8 +143,9 @@ impl Requests {
         };
         // A user without a role is refused, and must not take the place of an operator.
         if operator.role.is_some() {
-            if let Err(text) = seat.take(operator.user()) {
+            if let Err(text) = seat.take(|| self.holder(&operator, peer)) {
                 discard(request.into_body(), seat.clone());
+                self.report(peer, operator.user(), &text, self.scope == Scope::All);
                 return last(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer());
             }
             seat.arrived();
@@ -189,14 +192,7 @@ impl Requests {
     /// The answer to a request that is not admitted.
     fn denied(&self, denial: &Denial, peer: SocketAddr) -> Answer {
         if !denial.is_audited {
-            let refused = Refused {
-                what: "administer",
-                peer: self.access.is_remote().then_some(peer),
-                client: "",
-                user: None,
-                why: &denial.why,
-            };
-            self.audit.refused_operator(&refused, false);
+            self.report(peer, None, &denial.why, false);
         }
         let mut answer = Refusal::new(denial.status, denial.why).answer();
         if denial.status == StatusCode::UNAUTHORIZED {
@@ -282,20 +278,34 @@ impl Requests {
             None => "has no role".to_owned(),
         };
         let why = format!(
-            "{} {} needs the role {needed}, and the user {} {has}: `statehouse user role` changes it in the users file",
+            "{} {} needs the role {needed}, and the user {user} {has}: `statehouse user role` changes it in the users file",
             request.method(),
-            request.uri().path(),
-            user.escape_debug()
+            request.uri().path()
         );
+        self.report(peer, Some(user), &why, true);
+        Err(Refusal::new(StatusCode::FORBIDDEN, why))
+    }
+
+    /// What the seat of an operator at `peer` counts for.
+    fn holder(&self, operator: &Operator, peer: SocketAddr) -> Holder {
+        match (self.scope, operator.user()) {
+            (Scope::Metrics, _) => Holder::Network(network(peer.ip())),
+            (Scope::All, Some(user)) => Holder::User(user.into()),
+            (Scope::All, None) => Holder::Owner,
+        }
+    }
+
+    /// Counts and logs a refused request. `is_proven`: the client has shown that it may log in.
+    fn report(&self, peer: SocketAddr, user: Option<&str>, why: &dyn Display, is_proven: bool) {
+        let is_remote = self.access.is_remote() || self.scope == Scope::Metrics;
         let refused = Refused {
             what: "administer",
-            peer: self.access.is_remote().then_some(peer),
+            peer: is_remote.then_some(peer),
             client: "",
-            user: Some(user),
-            why: &why,
+            user,
+            why,
         };
-        self.audit.refused_operator(&refused, true);
-        Err(Refusal::new(StatusCode::FORBIDDEN, why))
+        self.audit.refused_operator(&refused, is_proven);
     }
 }
 

@@ -2,10 +2,11 @@
 //!
 //! A connection without a request holds one of many places, and loses it to newer connections. A
 //! connection that has logged in takes one of a few operator seats and keeps it. One user has only
-//! a part of them. Probes need no seat, so neither slow connections nor operators can block
-//! `/livez`.
+//! a part of them, and so has one network where no client logs in. Probes need no seat, so neither
+//! slow connections nor operators can block `/livez`.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::Notify;
@@ -15,37 +16,62 @@ use super::stream::OpenStream;
 use statehouse_config::limits;
 use statehouse_mqtt::handshakes::Place;
 
+/// What the seat of a connection counts for.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) enum Holder {
+    /// An operator with the token or at the socket. Those may do everything anyway, so they have no
+    /// limit of their own.
+    Owner,
+    /// A user.
+    User(Box<str>),
+    /// The [`network`](statehouse_mqtt::network) of clients that need no login.
+    Network(IpAddr),
+}
+
+impl Holder {
+    /// Why it gets no further seat; none if it may have all of them.
+    fn refusal(&self) -> Option<&'static str> {
+        match self {
+            Self::Owner => None,
+            Self::User(_) => {
+                Some("this user has too many connections: close a page or end a command")
+            }
+            Self::Network(_) => Some("this address has too many connections: close one of them"),
+        }
+    }
+}
+
 /// The seats of one listener.
 #[derive(Default)]
-pub(super) struct Seats(Mutex<HashMap<Option<Box<str>>, usize>>);
+pub(super) struct Seats(Mutex<HashMap<Holder, usize>>);
 
 /// A seat, which drop gives back.
 struct Taken {
     seats: Arc<Seats>,
-    user: Option<Box<str>>,
+    holder: Holder,
 }
 
 impl Seats {
-    /// Takes a seat for a user, or for an operator with the token or the socket. Those may do
-    /// everything anyway, so they have no limit of their own.
-    fn take(self: &Arc<Self>, user: Option<&str>) -> Result<Taken, &'static str> {
+    /// Takes a seat, or says why there is none.
+    fn take(self: &Arc<Self>, holder: Holder) -> Result<Taken, &'static str> {
         let mut taken = self.lock();
         if taken.values().sum::<usize>() >= limits::ADMIN_OPERATORS_MAX {
             return Err("too many operators are connected: try again later");
         }
-        let user: Option<Box<str>> = user.map(Into::into);
-        let count = taken.entry(user.clone()).or_default();
-        if user.is_some() && *count >= limits::ADMIN_USER_CONNECTIONS_MAX {
-            return Err("this user has too many connections: close a page or end a command");
+        let count = taken.entry(holder.clone()).or_default();
+        if *count >= limits::ADMIN_USER_CONNECTIONS_MAX
+            && let Some(text) = holder.refusal()
+        {
+            return Err(text);
         }
         *count += 1;
         drop(taken);
         let seats = self.clone();
-        Ok(Taken { seats, user })
+        Ok(Taken { seats, holder })
     }
 
     /// Code under this lock does not panic.
-    fn lock(&self) -> MutexGuard<'_, HashMap<Option<Box<str>>, usize>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Holder, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -53,10 +79,10 @@ impl Seats {
 impl Drop for Taken {
     fn drop(&mut self) {
         let mut taken = self.seats.lock();
-        if let Some(count) = taken.get_mut(&self.user) {
+        if let Some(count) = taken.get_mut(&self.holder) {
             *count -= 1;
             if *count == 0 {
-                taken.remove(&self.user);
+                taken.remove(&self.holder);
             }
         }
     }
@@ -95,10 +121,10 @@ impl Seat {
     }
 
     /// Takes a seat for an operator's request, or says why there is none.
-    pub(super) fn take(&self, user: Option<&str>) -> Result<(), &'static str> {
+    pub(super) fn take(&self, holder: impl FnOnce() -> Holder) -> Result<(), &'static str> {
         if self.taken.get().is_none() {
             // The requests of one connection are sequential, so no other one has set it meanwhile.
-            _ = self.taken.set(self.seats.take(user)?);
+            _ = self.taken.set(self.seats.take(holder())?);
         }
         Ok(())
     }
@@ -127,24 +153,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_user_cannot_take_the_seats_of_others() {
+    fn one_user_or_network_cannot_take_the_seats_of_others() {
         let seats = Arc::new(Seats::default());
-        let take = |user, count| {
-            let taken = (0..count).map_while(|_| seats.take(user).ok());
+        let take = |holder: &Holder| {
+            let taken = (0..100).map_while(|_| seats.take(holder.clone()).ok());
             taken.collect::<Vec<_>>()
         };
         let max = limits::ADMIN_USER_CONNECTIONS_MAX;
-        let mut reader = take(Some("reader"), 100);
-        assert_eq!(reader.len(), max);
-        assert!(seats.take(Some("reader")).is_err());
-        reader.pop();
-        assert!(seats.take(Some("reader")).is_ok());
-        let other = take(Some("other"), 100);
-        let token = take(None, 100);
-        assert_eq!(other.len(), max);
-        let all = reader.len() + other.len() + token.len();
+        let reader = Holder::User("reader".into());
+        let mut of_reader = take(&reader);
+        assert_eq!(of_reader.len(), max);
+        assert!(seats.take(reader.clone()).is_err());
+        of_reader.pop();
+        assert!(seats.take(reader).is_ok());
+        let of_other = take(&Holder::User("other".into()));
+        let of_network = take(&Holder::Network(IpAddr::from([192, 0, 2, 1])));
+        assert_eq!((of_other.len(), of_network.len()), (max, max));
+        let of_owner = take(&Holder::Owner);
+        let all = of_reader.len() + of_other.len() + of_network.len() + of_owner.len();
         assert_eq!(all, limits::ADMIN_OPERATORS_MAX);
-        drop((reader, other, token));
+        drop((of_reader, of_other, of_network, of_owner));
         assert!(seats.lock().is_empty());
     }
 }

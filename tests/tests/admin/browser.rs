@@ -77,6 +77,7 @@ fn page_edits_what_it_shows_and_notices_a_silent_store() {
     screen.log_in(TOKEN);
     screen.edit_of_an_old_version();
     screen.check(&["409"]);
+    screen.edits_of_long_expiries();
     screen.counts_of_prefixes();
     screen.figures_of_a_policy();
     screen.filters_and_unknown_owners();

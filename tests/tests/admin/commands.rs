@@ -245,6 +245,25 @@ fn unknown_policy_name_is_refused_with_suggestions() {
         .says("standard@");
 }
 
+/// Regression: the URL was too long for the admin API, and the error said that it is another server.
+#[test]
+fn long_prefix_or_name_is_refused_with_its_limit() {
+    let server = Server::start();
+    for bytes in [1025, 40_000] {
+        let long = "p".repeat(bytes);
+        for end in ["builtin", "--off"] {
+            policy(&server, &["route", &long, end])
+                .code(4)
+                .says("a prefix must have 1 to 1024 bytes");
+        }
+        for command in ["promote", "unload", "logs"] {
+            policy(&server, &[command, &long])
+                .code(2)
+                .says("a policy is selected by");
+        }
+    }
+}
+
 #[test]
 fn load_of_an_invalid_file_changes_nothing() {
     let server = Server::start();

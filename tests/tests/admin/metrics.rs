@@ -195,6 +195,50 @@ fn metrics_listener_answers_metrics_and_probes_only() {
     assert_eq!(status, 404, "{answer}");
 }
 
+/// Sends a request from this address of loopback, and leaves the connection open. Returns the
+/// status of the answer.
+fn hold_from(from: [u8; 4], address: &str) -> (TcpStream, u16) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let mut stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        let connected = socket.connect(address.parse().unwrap()).await.unwrap();
+        connected.into_std().unwrap()
+    });
+    stream.set_nonblocking(false).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    stream
+        .write_all(b"HEAD /metrics HTTP/1.1\r\nHost: metrics\r\n\r\n")
+        .unwrap();
+    let mut start = [0; "HTTP/1.1 200".len()];
+    stream.read_exact(&mut start).unwrap();
+    let status = str::from_utf8(&start[9..]).unwrap().parse().unwrap();
+    (stream, status)
+}
+
+#[test]
+fn one_address_cannot_take_all_connections_for_metrics() {
+    const OTHER: [u8; 4] = [127, 0, 0, 2];
+    let server = Server::with("", &["--metrics", "127.0.0.1:0"]);
+    let address = &server.metrics_address();
+    let held: Vec<_> = (0..32).map(|_| hold_from(OTHER, address)).collect();
+    let admitted = held.iter().filter(|(_, status)| *status == 200);
+    assert_eq!(admitted.count(), 8);
+    assert_eq!(ask(address, "GET /metrics").0, 200);
+    assert_eq!(server.refused("administer"), 24);
+    let line = server.wait_for_log("this address has too many connections");
+    assert!(line.contains("127.0.0.2"), "{line}");
+    drop(held);
+    eventually("the address may connect again", || {
+        (hold_from(OTHER, address).1 == 200).then_some(())
+    });
+}
+
 /// With a commit delay each write takes some milliseconds, however fast the disk is.
 #[test]
 fn slow_requests_show_where_their_time_went() {

@@ -1,5 +1,6 @@
 //! Tests signatures of policies. A store with trusted keys must refuse a policy that none of them
-//! signed, whether a command or the start of the store loads it.
+//! signed, whether a command or the start of the store loads it. It must give no new role to one
+//! that an earlier start with other keys has loaded.
 
 use std::fs;
 
@@ -146,6 +147,47 @@ fn policy_of_a_start_is_checked_too() {
         ],
     );
     assert!(answers(&server, "tally"));
+}
+
+/// Regression: the store said nothing, and gave such a policy any role.
+#[test]
+fn policy_of_a_removed_key_keeps_its_roles_and_gets_no_new_one() {
+    let files = files();
+    let here = files.directory.path();
+    let key = |name: &str| here.join(name).into_os_string().into_string().unwrap();
+    let mut server = Server::restartable(&[("trusted_keys", &*key("trusted.pub"))]);
+    policy(&server, &["load", "--promote", &files.signed]).code(0);
+    server.stop();
+    server.restart_with(&[("trusted_keys", &*key("other.pub"))]);
+    assert!(answers(&server, "tally"), "the store goes on");
+    let warned = server.wait_for_log("keeps its roles");
+    for what in [OURS, "none of the keys", "policy sign"] {
+        assert!(warned.contains(what), "{warned}");
+    }
+    policy(&server, &["promote", "builtin"]).code(0);
+    for change in [
+        &["promote", OURS][..],
+        &["route", "k/", OURS],
+        &["canary", OURS, "--percent", "5"],
+        &["shadow", OURS],
+    ] {
+        policy(&server, change)
+            .code(4)
+            .says(OURS)
+            .says("gets no new role")
+            .says("none of the keys");
+    }
+    assert_eq!(roles(&server, OURS), Some(vec!["previous".to_owned()]));
+    // A rollback protects the store. One that the new key signed is another policy, and the built-in
+    // one needs no signature.
+    policy(&server, &["rollback"]).code(0).prints(&[OURS]);
+    policy(&server, &["promote", "builtin"]).code(0);
+    policy(&server, &["load", "--promote", &files.foreign]).code(0);
+    policy(&server, &["rollback"]).code(0).prints(&["standard"]);
+    // With the first key the policy is as any other.
+    server.stop();
+    server.restart_with(&[("trusted_keys", &*key("trusted.pub"))]);
+    policy(&server, &["rollback"]).code(0).prints(&[OURS]);
 }
 
 #[test]

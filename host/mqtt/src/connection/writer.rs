@@ -16,11 +16,26 @@ use tokio::{
 
 use super::Attached;
 use crate::{
-    Broker,
+    Broker, ReasonCode,
+    codec::Violation,
     limits::{WRITE_STALL_CHECK_INTERVAL, WRITE_STALL_OVER_TOTAL},
     output::{Output, Work},
     router::SessionKey,
 };
+
+/// Reported of a client that does not take its output in time. The client never gets it.
+const TAKES_NO_BYTES: Violation = Violation {
+    reason: ReasonCode::QUOTA_EXCEEDED,
+    text: "this client takes no bytes",
+};
+
+/// Why output cannot be written.
+enum WriteFault {
+    /// The client does not take it in time.
+    Stalled,
+    /// The stream failed.
+    Stream(io::Error),
+}
 
 /// The writer's task; it must not outlive the connection's task.
 pub(super) struct Writer(JoinHandle<()>);
@@ -72,8 +87,16 @@ async fn write<W: AsyncWrite + Unpin>(
         if output.take(&mut chunk).await == Work::Close {
             break;
         }
-        if let Err(error) = write_chunk(&mut writer, &chunk, &output, stall_max).await {
-            tracing::debug!(%connection, %error, "cannot write to a client");
+        if let Err(fault) = write_chunk(&mut writer, &chunk, &output, stall_max).await {
+            match fault {
+                WriteFault::Stalled => {
+                    let mut core = broker.lock();
+                    core.close_after_violation(session, connection, TAKES_NO_BYTES);
+                }
+                WriteFault::Stream(error) => {
+                    tracing::debug!(%connection, %error, "cannot write to a client");
+                }
+            }
             output.fail();
             return;
         }
@@ -93,11 +116,11 @@ async fn write_chunk<W: AsyncWrite + Unpin>(
     chunk: &[u8],
     output: &Output,
     stall_max: Duration,
-) -> io::Result<()> {
+) -> Result<(), WriteFault> {
     let mut rest = chunk;
     while !rest.is_empty() {
         match limit_stall(writer.write(rest), output, stall_max).await? {
-            0 => return Err(io::ErrorKind::WriteZero.into()),
+            0 => return Err(WriteFault::Stream(io::ErrorKind::WriteZero.into())),
             count => rest = &rest[count..],
         }
     }
@@ -105,22 +128,22 @@ async fn write_chunk<W: AsyncWrite + Unpin>(
     limit_stall(writer.flush(), output, stall_max).await
 }
 
-/// Waits for a write or a flush; an error if the client does not take its bytes in time.
+/// Waits for a write or a flush. Fails if the client does not take its bytes in time.
 async fn limit_stall<T>(
     step: impl Future<Output = io::Result<T>>,
     output: &Output,
     stall_max: Duration,
-) -> io::Result<T> {
+) -> Result<T, WriteFault> {
     tokio::pin!(step);
     let interval = stall_max.min(WRITE_STALL_CHECK_INTERVAL);
     let mut stalled = Duration::ZERO;
     loop {
         if let Ok(done) = timeout(interval, &mut step).await {
-            return done;
+            return done.map_err(WriteFault::Stream);
         }
         stalled += interval;
         if stalled >= stall_max || stalled >= WRITE_STALL_OVER_TOTAL && output.blocks_others() {
-            return Err(io::ErrorKind::TimedOut.into());
+            return Err(WriteFault::Stalled);
         }
     }
 }

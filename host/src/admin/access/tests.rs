@@ -188,3 +188,44 @@ fn only_the_owner_can_read_the_file() {
     Endpoint::remove(data.path()).unwrap();
     assert!(Endpoint::read(data.path()).is_err());
 }
+
+/// A command in a copy of a data directory changed the store that runs in the original.
+#[test]
+fn copied_file_is_refused_and_a_moved_directory_is_not() {
+    let place = tempfile::tempdir().unwrap();
+    let (data, copy) = (place.path().join("data"), place.path().join("copy"));
+    let endpoint = Endpoint {
+        url: "http://127.0.0.1:1".into(),
+        token: Some("secret".into()),
+    };
+    for directory in [&data, &copy] {
+        fs::create_dir(directory).unwrap();
+    }
+    endpoint.write(&data).unwrap();
+    fs::copy(Endpoint::path(&data), Endpoint::path(&copy)).unwrap();
+    let refused = Endpoint::read(&copy).err().unwrap();
+    assert_eq!(refused.kind(), io::ErrorKind::NotFound);
+    assert!(refused.to_string().contains("copied"), "{refused}");
+    let moved = place.path().join("moved");
+    fs::rename(&data, &moved).unwrap();
+    assert_eq!(Endpoint::read(&moved).unwrap().url, endpoint.url);
+    // A file of an earlier version names no directory.
+    fs::write(Endpoint::path(&copy), r#"{"url":"http://127.0.0.1:1"}"#).unwrap();
+    assert_eq!(Endpoint::read(&copy).unwrap().url, endpoint.url);
+}
+
+#[test]
+fn devices_are_compared_within_one_kernel() {
+    let id = |boot: &str, device, inode| DirectoryId {
+        boot: boot.to_owned(),
+        device,
+        inode,
+    };
+    let written = id("a", 1, 2);
+    // The roots of two file systems often have one inode number.
+    assert!(written.is_same(&id("a", 1, 2)) && !written.is_same(&id("a", 7, 2)));
+    for other in ["b", ""] {
+        assert!(written.is_same(&id(other, 7, 2)) && !written.is_same(&id(other, 1, 7)));
+    }
+    assert!(id("", 1, 2).is_same(&id("", 7, 2)));
+}

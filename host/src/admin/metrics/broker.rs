@@ -64,7 +64,7 @@ pub(super) fn embedded(page: &mut Page, broker: &Stats) {
         ),
         (
             "disconnected",
-            "Connections ended for a violation of the protocol or a limit",
+            "Connections ended for a violation, a limit, silence or missing rights, or by an operator",
             broker.disconnected,
         ),
         (

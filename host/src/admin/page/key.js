@@ -8,6 +8,8 @@ import { difference, formsOf, textOf, view } from "./bytes.js";
 const HISTORY_MAX = 40;
 /** A value that an editor of text can hold well. */
 const EDIT_MAX = 64 << 10;
+/** The longest expiry in ms: the last number here that is less than 2⁶³, the limit of SET. */
+const EXPIRY_MAX = 2 ** 63 - 1024;
 /** From a change to the read that shows it: several changes within this time cause one read. */
 const REFRESH_MS = 700;
 const RETRY_MS = 3000;
@@ -184,8 +186,9 @@ export function keyView(page) {
     if (why) return confirm({ title: "Edit in a terminal", body: `${why} Use \`statehouse set\`.`, yes: "Close", act: async () => "Nothing was changed." });
     isEditing = true;
     const area = el("textarea", { rows: 10, spellcheck: "false", maxlength: EDIT_MAX, "aria-label": "New value" }, old);
-    const left = base?.expires_ms ? Math.max(1, Math.round((base.expires_ms - page.now()) / 1000)) : null;
-    const expires = el("input", { type: "number", value: left, min: 1, max: 31536000, step: 1, placeholder: "never", inputmode: "numeric" });
+    const left = () => base.expires_ms - page.now();
+    const seconds = base?.expires_ms ? Math.max(1, Math.round(left() / 1000)) : null;
+    const expires = el("input", { type: "number", value: seconds, min: 1, step: 1, placeholder: "never", inputmode: "numeric" });
     const fence = el("input", { type: "text", value: base?.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
     const guard = el("input", { type: "checkbox", checked: true });
     // The key may have changed since.
@@ -197,8 +200,10 @@ export function keyView(page) {
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const query = [`key=${encoded(target)}`];
-      const px = expires.value ? Math.round(Number(expires.value) * 1000) : null;
-      if (px !== null) query.push(`px=${px}`);
+      // An expiry that was not touched stays: the field rounds it, and the operator takes time.
+      const isKept = seconds !== null && expires.value === expires.defaultValue;
+      const given = Number(expires.value) * 1000;
+      const px = expires.value ? () => Math.min(EXPIRY_MAX, Math.max(1, Math.round(isKept ? left() : given))) : null;
       if (!base || guard.checked) query.push(`if_version=${base ? encodeURIComponent(base.version) : "none"}`);
       if (base?.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
       if (await write(target, base, query, area.value, px) && same(target, key)) stop();
@@ -209,11 +214,12 @@ export function keyView(page) {
 
   const write = (target, base, query, value, px) => confirm({
     title: base ? "Change this key?" : "Create this key?",
-    body: [el("p.key", {}, shown(target, 400)), difference(base?.value ?? null, value), px === null ? "It never expires." : `It expires ${span(px)} after the write.`,
+    body: [el("p.key", {}, shown(target, 400)), difference(base?.value ?? null, value), px === null ? "It never expires." : `It expires ${span(px())} after the write.`,
       "The write goes through the active policy, as that of any client. Its record names the client `$operator`, and your user if you have one."],
     yes: base ? "Change it" : "Create it",
     act: async () => {
-      const answer = await ask("PUT", `/v1/key?${query.join("&")}`, { body: value });
+      const all = px === null ? query : [...query, `px=${px()}`];
+      const answer = await ask("PUT", `/v1/key?${all.join("&")}`, { body: value });
       return `Written: ${shown(target, 60)} has version ${answer.version}.`;
     },
   });

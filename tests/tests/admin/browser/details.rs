@@ -59,6 +59,30 @@ impl Screen {
         self.see_value("second");
     }
 
+    /// Expiries beyond a year, up to the longest.
+    pub(super) fn edits_of_long_expiries(&mut self) {
+        let mut other = self.server.store("hmi-7");
+        self.view("Keys");
+        for (key, px, expires) in [
+            ("long", "34560000000", "in 399"),
+            ("longest", "9223372036854775807", "in 106751991167"),
+        ] {
+            let set = other.ask(&["SET", key, "first", "PX", px]);
+            assert_eq!(set.payload(), b"+OK\r\n");
+            self.evaluate(&format!("location.hash = '#/keys/{key}'"));
+            let is_shown = format!("{}?.startsWith('{expires}')", fact("expires"));
+            self.wait(&is_shown);
+            self.click("Edit");
+            self.fill(".editor textarea", "second");
+            self.click("Review …");
+            self.click("Change it");
+            self.see(&format!("Written: {key} has version"));
+            assert_eq!(other.get(key), Some(b"second".to_vec()));
+            self.see_value("second");
+            self.wait(&is_shown);
+        }
+    }
+
     /// The number of keys below a prefix that is closed.
     pub(super) fn counts_of_prefixes(&mut self) {
         let mut other = self.server.store("hmi-7");
