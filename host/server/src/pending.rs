@@ -7,6 +7,7 @@ use super::timing::Timed;
 use crate::traces::Trace;
 use statehouse_config::limits;
 use statehouse_core::store::{Effects, RestsOn};
+use statehouse_protocol::Shown;
 
 /// Requests whose responses have not left, in the order in which they leave.
 pub(super) struct Pending {
@@ -96,16 +97,12 @@ impl Pending {
 }
 
 impl NextRequest<'_> {
-    /// The first key that it wrote or read, with escapes, and an ellipsis if it was cut.
+    /// The first key that it wrote or read as text, with an ellipsis if it was cut.
     pub(super) fn key(&self) -> Option<String> {
         let shown = shown_bytes(self.key_length);
         let is_cut = self.key_length? as usize > shown;
         let shown: Vec<u8> = self.keys.range(..shown).copied().collect();
-        let mut text = shown.escape_ascii().to_string();
-        if is_cut {
-            text.push('…');
-        }
-        Some(text)
+        Some(Shown::start(&shown, is_cut).to_string())
     }
 }
 
@@ -149,19 +146,23 @@ impl ShortKey {
     }
 }
 
-/// The first key that a request wrote or read, if clients can name it.
+/// The first key that a request wrote or read, if clients can name it. A request whose condition
+/// did not hold has only read it, and its reads are in its record unless they are large.
 pub(super) fn key_of<'a>(effects: &'a Effects, payload: &'a [u8]) -> Option<&'a [u8]> {
-    let written = effects.handled.as_ref().and_then(|it| it.writes.first());
+    let handled = effects.handled.as_ref();
+    let written = handled.and_then(|it| it.writes.first());
     if let Some(write) = written.filter(|it| !it.hidden) {
         return Some(write.key());
     }
-    match &effects.rests_on {
-        RestsOn::Keys(reads) => {
-            let read = reads.first().filter(|it| !it.hidden);
-            read.and_then(|it| it.key.resolve(payload))
-        }
-        _ => None,
-    }
+    let captured = handled.and_then(|it| it.remembered.captured.as_ref());
+    let read = match (captured, &effects.rests_on) {
+        (Some(captured), _) => captured.reads.first(),
+        (None, RestsOn::Keys(reads)) => reads.first(),
+        (None, _) => None,
+    };
+    let key = read.filter(|it| !it.hidden)?.key.resolve(payload)?;
+    // No key is empty, so the request was refused.
+    (!key.is_empty()).then_some(key)
 }
 
 #[cfg(test)]
@@ -183,15 +184,16 @@ mod tests {
             command: 0,
             policy: 0,
         };
-        let long = vec![b'k'; limits::SLOW_KEY_BYTES_MAX + 1];
-        let cut = format!("{}…", "k".repeat(limits::SLOW_KEY_BYTES_MAX));
+        // Regression: each byte of such characters was escaped.
+        let long = "x".to_owned() + &"ä".repeat(limits::SLOW_KEY_BYTES_MAX);
+        let cut = format!("x{}…", "ä".repeat((limits::SLOW_KEY_BYTES_MAX - 1) / 2));
         let clients: [Arc<str>; 2] = ["a".into(), "b".into()];
         let added: [(Option<&[u8]>, &Arc<str>); 5] = [
             (Some(b"first"), &clients[0]),
             (None, &clients[0]),
-            (Some(&long), &clients[1]),
+            (Some(long.as_bytes()), &clients[1]),
             (Some(b""), &clients[1]),
-            (Some(b"\n"), &clients[0]),
+            (Some("Wärme\n".as_bytes()), &clients[0]),
         ];
         let mut pending = Pending::default();
         let mut key = ShortKey::default();
@@ -215,7 +217,7 @@ mod tests {
             (None, "a".to_owned()),
             (Some(cut), "b".to_owned()),
             (Some(String::new()), "b".to_owned()),
-            (Some("\\n".to_owned()), "a".to_owned()),
+            (Some("Wärme\n".to_owned()), "a".to_owned()),
         ];
         assert_eq!(seen, [&expected[..], &expected].concat());
     }

@@ -6,6 +6,7 @@
 use statehouse_config::limits;
 use statehouse_core::request::{ReplyTo, Request};
 use statehouse_core::store::{Effects, Rerun};
+use statehouse_protocol::Shown;
 
 /// The log target of requests.
 const TARGET: &str = "statehouse::request";
@@ -36,7 +37,8 @@ pub(super) fn log(request: &Request<'_>, reply_to: &ReplyTo<'_>, effects: &Effec
             Rerun::Stored => "stored",
             Rerun::Different => "different",
         }),
-        error = error_text(payload).map(tracing::field::display),
+        // The text may repeat what the client sent: as a string it cannot imitate another field.
+        error = error_text(payload),
         failure = effects.failed.as_ref().map(tracing::field::display),
         answer_bytes = payload.len(),
         "answered"
@@ -45,9 +47,8 @@ pub(super) fn log(request: &Request<'_>, reply_to: &ReplyTo<'_>, effects: &Effec
 
 /// The text of an error response, without `-ERR` (the protocol, section 4).
 fn error_text(payload: &[u8]) -> Option<String> {
-    let text = payload.strip_prefix(b"-ERR ")?;
-    let text = &text[..text.len().min(limits::REQUEST_LINE_ERROR_BYTES_MAX)];
-    Some(text.trim_ascii_end().escape_ascii().to_string())
+    let text = payload.strip_prefix(b"-ERR ")?.trim_ascii_end();
+    Some(Shown::cut(text, limits::REQUEST_LINE_ERROR_BYTES_MAX).to_string())
 }
 
 /// The first bytes in hexadecimal.
@@ -58,4 +59,20 @@ fn shortened_hex(bytes: &[u8]) -> String {
         hex.push_str("...");
     }
     hex
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: bytes that are not ASCII were escaped, and the log in JSON escaped them again.
+    #[test]
+    fn error_of_a_request_is_text() {
+        let error = error_text("-ERR unknown command 'GRÜN'\r\n".as_bytes());
+        assert_eq!(error.as_deref(), Some("unknown command 'GRÜN'"));
+        let long = [b"-ERR ".as_slice(), &[b'x'; 1000], b"\r\n"].concat();
+        let cut = "x".repeat(limits::REQUEST_LINE_ERROR_BYTES_MAX) + "…";
+        assert_eq!(error_text(&long), Some(cut));
+        assert_eq!(error_text(b"+OK\r\n"), None);
+    }
 }

@@ -26,7 +26,8 @@ pub struct SlowRequest {
     pub client: String,
     /// The command, if the policy named one.
     pub command: Option<String>,
-    /// The first key that it wrote or read, with escapes, and cut if it is long.
+    /// The first key that it wrote or read as text, cut if it is long. Bytes that are no UTF-8 are
+    /// `\xNN`.
     pub key: Option<String>,
     /// The name and digest of the policy, if one answered.
     pub policy: Option<String>,

@@ -353,6 +353,55 @@ impl Journal for Held {
     }
 }
 
+/// Such reads cost more than the answer, so they are not remembered.
+#[test]
+fn read_of_a_large_value_waits_for_its_key_alone() {
+    let journal = Arc::new(Held::default());
+    let server = server_on(journal.clone());
+    let transport = Arc::new(RecordingTransport::default());
+    server.attach(transport.clone());
+    server.watch(true);
+    server.set_slow_threshold(Duration::ZERO);
+    let reader = Delivery {
+        session: SessionId(2),
+        connection: ConnectionId(2),
+        ..FIRST
+    };
+    let large = vec![b'v'; 50_000];
+    let set = |key: &[u8]| publish(&server, START_MS, &[b"SET", key, &large], FIRST, None);
+    let get = || publish(&server, START_MS, &[b"GET", b"large"], reader, None);
+    let sent = || std::mem::take(&mut *transport.0.lock().unwrap()).len();
+    let release = || {
+        let appended = journal.appended.load(Relaxed);
+        journal.released.store(appended, Relaxed);
+        server.release();
+    };
+    set(b"large");
+    release();
+    assert_eq!(sent(), 1);
+    set(b"other");
+    get();
+    assert_eq!(sent(), 1, "only the SET waits");
+    set(b"large");
+    get();
+    // A condition that does not hold, with large reads and with small ones.
+    for key in [&b"large"[..], b"small", b"small"] {
+        publish(&server, START_MS, &[b"SET", key, b"v", b"NX"], FIRST, None);
+    }
+    assert_eq!(sent(), 0);
+    release();
+    assert_eq!(sent(), 6);
+    let slow = server.slow_requests(0).requests;
+    let keys: Vec<_> = slow.iter().filter_map(|it| it.key.as_deref()).collect();
+    let expected = [
+        "large", "large", "other", "large", "large", "large", "small", "small",
+    ];
+    assert_eq!(keys, expected);
+    let hot = server.observed(0.0).unwrap().hot_keys;
+    let hottest = (&hot[0].key[..], (hot[0].share * 8.0) as u32);
+    assert_eq!(hottest, (&b"large"[..], 5));
+}
+
 #[test]
 fn traces_of_waiting_responses_count_as_their_bytes() {
     let journal = Arc::new(Held::default());

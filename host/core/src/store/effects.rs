@@ -44,7 +44,8 @@ pub struct Effects {
     pub watches: Option<Box<WatchChanges>>,
     /// The record of the request. It must be durable before the answer is sent.
     pub handled: Option<Box<Handled>>,
-    /// The state that the answer depends on, apart from the request's own record.
+    /// The state that the answer depends on, apart from the request's own record. It holds no reads
+    /// that are in that record.
     pub rests_on: RestsOn,
     /// For a redelivery: how its answer was obtained.
     pub repeated: Option<Rerun>,

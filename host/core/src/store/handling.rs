@@ -211,7 +211,7 @@ impl Store {
             by,
             part,
             mut answer,
-            mut captured,
+            captured: mut reads,
             notifications,
             missed,
         } = decision;
@@ -230,7 +230,7 @@ impl Store {
         // with a refusal must not be re-executed on them.
         let is_full = self.quota.journal == JournalRoom::Nothing;
         if part == Part::Active && !is_full {
-            effects.sampled = self.sample(&by, request, &context, &answer, &writes, &captured);
+            effects.sampled = self.sample(&by, request, &context, &answer, &writes, &reads);
         }
         let is_shadowed = self.registry.shadow().is_some();
         self.removals.note(&writes, is_shadowed);
@@ -243,9 +243,9 @@ impl Store {
         if repeatable || recorded {
             let identity = identified.unwrap_or_else(|| identity(request));
             let is_refused = is_full && effects.exceeded.is_some();
-            let reads = is_refused.then(|| captured.take()).flatten();
+            let kept = reads.take_if(|it| !is_refused && !it.is_large());
             let remembered =
-                self.remembered(request, identity, context, &answer, captured, effects.fuel);
+                self.remembered(request, identity, context, &answer, kept, effects.fuel);
             if repeatable {
                 self.insert(request, &remembered, recorded);
             }
@@ -257,12 +257,11 @@ impl Store {
                     writes,
                 }));
             } else {
-                let reads = remembered.captured.or(reads);
-                effects.rests_on = RestsOn::of(reads, watches_durable);
+                reads = remembered.captured.or(reads);
             }
-        } else {
-            effects.rests_on = RestsOn::of(captured, watches_durable);
         }
+        // A recorded answer waits for its record, which is behind everything that it rests on.
+        effects.rests_on = RestsOn::of(reads, watches_durable);
         effects.answer = Some(answer);
         effects.expired.extend(missed);
         effects.notifications.extend(notifications);
@@ -382,7 +381,7 @@ impl Store {
             properties: Properties::parse(properties).unwrap_or_default(),
             delivery: request.delivery,
             grants: request.grants.cloned(),
-            captured: captured.clone(),
+            captured: captured.as_ref().filter(|it| !it.is_large()).cloned(),
             fuel_max: self.quota.fuel_max,
             removals: self.removals.count(),
         }))

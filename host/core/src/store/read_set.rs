@@ -1,8 +1,8 @@
 //! Records what a request reads, so that a redelivery can be re-executed and gives the same answer.
 //!
 //! A [`ReadSet`] notes every read of the table and every import whose result the table alone does
-//! not determine. It yields [`CapturedReads`], or nothing if these would cost more than storing the
-//! answer.
+//! not determine. It yields [`CapturedReads`], or nothing if these are too many. Reads that would
+//! cost more than storing the answer must not be remembered, but the answer rests on them alone.
 
 use std::ops::Range;
 
@@ -130,6 +130,11 @@ impl CapturedReads {
         })
     }
 
+    /// Whether they cost more than storing the answer, so that they must not be remembered.
+    pub(super) fn is_large(&self) -> bool {
+        self.cost_bytes() > limits::CAPTURED_BYTES_MAX
+    }
+
     /// The memory cost in bytes.
     pub fn cost_bytes(&self) -> u64 {
         let reads = self.reads.iter().map(|read| {
@@ -171,7 +176,7 @@ pub(super) struct ReadSet {
     captured: CapturedReads,
     /// Calls of `put`, `keys` and those of watches so far.
     calls: u32,
-    /// Whether the limits were exceeded, so that nothing is captured.
+    /// Whether the limits in number were exceeded, so that nothing is captured.
     overflowed: bool,
     /// The recording to answer from; `None` while recording.
     recording: Option<Box<Recording>>,
@@ -425,12 +430,11 @@ impl ReadSet {
         self.captured.seed = Some(seed);
     }
 
-    /// Returns what was captured, or `None` if it exceeds the limits. Then the answer is stored
-    /// whole.
+    /// Returns what was captured, or `None` if it exceeds the limits in number. If there is none,
+    /// or [it is large](CapturedReads::is_large), the answer is stored whole.
     pub(super) fn take(&mut self) -> Option<CapturedReads> {
         let captured = std::mem::take(&mut self.captured);
-        (!self.overflowed && captured.cost_bytes() <= limits::CAPTURED_BYTES_MAX)
-            .then_some(captured)
+        (!self.overflowed).then_some(captured)
     }
 }
 
@@ -461,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn read_set_beyond_limits_is_not_captured() {
+    fn read_set_beyond_limits_is_not_captured_or_large() {
         let mut read_set = ReadSet::default();
         let read = |read_set: &mut ReadSet, n: usize| {
             read_set.read(format!("key {n}").as_bytes(), false, b"", || None)
@@ -477,12 +481,14 @@ mod tests {
         assert!(read(&mut read_set, limits::CAPTURED_READS_MAX));
         assert!(read_set.take().is_none());
 
-        let mut read_set = ReadSet::default();
-        let big = vec![0; limits::CAPTURED_BYTES_MAX as usize];
-        read_set.read(b"k", false, b"", || {
-            Some(Entry::new(b"k", &big, Default::default(), None, None))
-        });
-        assert!(read_set.take().is_none());
+        for (bytes, is_large) in [(1, false), (limits::CAPTURED_BYTES_MAX as usize, true)] {
+            let mut read_set = ReadSet::default();
+            let entry = Entry::new(b"k", &vec![0; bytes], Stamp::default(), None, None);
+            read_set.read(b"k", false, b"", || Some(entry));
+            let captured = read_set.take().unwrap();
+            assert_eq!(captured.is_large(), is_large);
+            assert_eq!(captured.reads[0].key.resolve(b""), Some(&b"k"[..]));
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use statehouse_config::limits;
 use statehouse_core::policy::{Digest, Failure, Policy};
 use statehouse_core::store::{Answer, SampledRequest, Transaction, Write};
 use statehouse_core::words::{command_of, words};
+use statehouse_protocol::Shown;
 
 /// Identifies a policy in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -174,7 +175,7 @@ impl ShadowReport {
             self.examples.push(Example {
                 kind,
                 now_ms: observed.context.now_ms,
-                client: observed.client().escape_debug().to_string(),
+                client: observed.client().to_owned(),
                 request,
                 active: Ran {
                     answer: Some(shown(&observed.answer)),
@@ -210,10 +211,10 @@ fn request_of(payload: &[u8]) -> Vec<String> {
     }
 }
 
+/// Bytes in a line of an example, which readers tell apart by their lines.
 fn shown(bytes: &[u8]) -> String {
-    let cut = &bytes[..bytes.len().min(limits::SHADOW_EXAMPLE_BYTES_MAX)];
-    let more = if cut.len() < bytes.len() { "…" } else { "" };
-    format!("{}{more}", cut.escape_ascii())
+    let cut = Shown::cut(bytes, limits::SHADOW_EXAMPLE_BYTES_MAX);
+    cut.on_one_line().to_string()
 }
 
 fn lines(writes: &[Write]) -> Vec<String> {
@@ -247,6 +248,14 @@ mod tests {
     use super::*;
     use statehouse_core::clock::{Fence, Stamp};
     use statehouse_core::store::{Change, Entry};
+
+    /// Regression: each byte of a character that is not ASCII was escaped.
+    #[test]
+    fn bytes_of_an_example_are_text_on_one_line() {
+        let payload = "*2\r\n$4\r\nUHR?\r\n$6\r\nWär\n\\\r\n";
+        assert_eq!(request_of(payload.as_bytes()), ["UHR?", "Wär\\n\\\\"]);
+        assert_eq!(shown(b"$1\r\n\xff\r\n"), "$1\\r\\n\\xff\\r\\n");
+    }
 
     /// A candidate may write a fence as long as its memory. An earlier version stored it in full.
     #[test]

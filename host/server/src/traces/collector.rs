@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use statehouse_config::{TracesConfig, limits};
+use statehouse_protocol::Shown;
 
 /// The collector.
 pub(super) struct Collector {
@@ -72,8 +73,8 @@ impl Report {
         let Some(rejection) = rejection.filter(|it| it.rejected_spans > 0) else {
             return Self::default();
         };
-        let said = rejection.error_message.escape_debug();
-        let said: String = said.take(limits::TRACE_TEXT_BYTES_MAX).collect();
+        let said = rejection.error_message.as_bytes();
+        let said = Shown::cut(said, limits::TRACE_TEXT_BYTES_MAX).on_one_line();
         Self {
             rejected: rejection.rejected_spans.unsigned_abs(),
             why: Some(format!("it rejects them: {said}")),
