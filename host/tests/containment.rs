@@ -157,6 +157,27 @@ fn values_outside_the_contract_are_contained() {
     assert_eq!(ask(&mut core, &["SET", "new", "fine"], NOW_MS).1, "+OK\r\n");
 }
 
+/// Regression: clients and metrics got these unchecked.
+#[test]
+fn forged_versions_and_commands_are_malformed() {
+    let mut core = core(None);
+    let (effects, answer) = ask(&mut core, &["SET", "k", "latest"], NOW_MS);
+    assert_eq!((effects.failures, answer), (0, "+OK\r\n".into()));
+    for (mode, says) in [
+        ("ahead", "which the store cannot have assigned"),
+        ("wide", ":2147483647, which the store cannot have assigned"),
+        ("beyond", "the command 3, and it declares 3 commands"),
+    ] {
+        let (effects, answer) = ask(&mut core, &["SET", "new", mode], NOW_MS);
+        assert_eq!(answer, "-ERR internal error\r\n", "{mode}");
+        let failed = effects.failed.expect("it failed").to_string();
+        assert!(failed.contains(says), "{failed}");
+        assert_eq!(core.store().state().table.keys(), 1, "{mode}");
+        let (_, fresh) = ask(&mut core, &["COUNT", "-"], NOW_MS);
+        assert_eq!(fresh, ":1\r\n", "the instance was replaced");
+    }
+}
+
 #[test]
 fn occasional_failure_affects_only_its_own_request() {
     let mut core = core(None);

@@ -290,8 +290,9 @@ pub mod statehouse {
                 }
             }
 
-            /// `version`: sent as the version property. `command`: index into `info.commands`, for metrics;
-            /// none if the policy recognized no command.
+            /// `version`: sent as the version property; one that this store can have assigned, at most 60 s
+            /// ahead of its clock. `command`: index into `info.commands`, for metrics; none if the policy
+            /// recognized no command.
             #[derive(Clone, Eq, PartialEq)]
             pub struct Outcome {
                 pub reply: Frame,
@@ -863,7 +864,8 @@ pub mod statehouse {
             #[allow(unused_unsafe, clippy::all)]
             /// The host assigns the version by an HLC receive update with `observed`. It traps if `observed`
             /// is later than `now` + 60 s. The entry loses an earlier `fence` or `expires` that is not given
-            /// again.
+            /// again. A new `fence` that no client can send is refused with `other`: one later than `now` +
+            /// 60 s, or whose `node` is empty, holds `:` or NUL, or has more than 65 531 bytes.
             #[allow(async_fn_in_trait)]
             pub fn put(
                 key: &Bytes,
@@ -1164,8 +1166,8 @@ pub mod statehouse {
             }
             #[allow(unused_unsafe, clippy::all)]
             /// The readable keys before this request that start with `prefix`, in byte order. Every page
-            /// advances the cursor. A cursor that the host did not issue is refused with `other("syntax
-            /// error")`. A `limit` of 0 means 1.
+            /// advances the cursor. A cursor that cannot be one of this prefix is refused with `other("syntax
+            /// error")`; any other may be accepted, and shows no more keys. A `limit` of 0 means 1.
             #[allow(async_fn_in_trait)]
             pub fn keys(prefix: &Bytes, cursor: Option<&[u8]>, limit: u32) -> Result<Page, Fault> {
                 unsafe {

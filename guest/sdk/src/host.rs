@@ -62,7 +62,7 @@ pub trait Host {
     ///
     /// # Errors
     ///
-    /// [`Fault::Other`] if the host did not issue `cursor`.
+    /// [`Fault::Other`] if `cursor` cannot be one of this prefix.
     fn keys(&mut self, prefix: &Bytes, cursor: Option<&[u8]>, limit: u32) -> Result<Page, Fault>;
 
     /// Makes the requesting connection a watcher of `key`; repeating it is no error.

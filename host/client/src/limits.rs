@@ -20,9 +20,8 @@ pub(crate) const WATCH_EVENTS_MAX: usize = 1024;
 /// Bytes of values that a watch buffers for a slow reader before it reports a gap.
 pub(crate) const WATCH_BYTES_MAX: usize = 16 << 20;
 
-/// Longest text of a version. An MQTT string has at most 65 535 bytes, and printing pads by up to
-/// 20.
-pub(crate) const VERSION_TEXT_BYTES_MAX: usize = 65_000;
+/// Longest text of a fencing token in a request: that of an MQTT string (MQTT 5 section 1.5.4).
+pub(crate) const FENCE_TEXT_BYTES_MAX: usize = 65_535;
 
 /// Longest client id. Its hexadecimal form and a key must fit a topic of 65 535 bytes.
 pub(crate) const CLIENT_ID_BYTES_MAX: usize = 1024;

@@ -88,6 +88,21 @@ mod tests {
         assert_eq!(meta.ttl, Some(Duration::from_millis(50)));
     }
 
+    /// The store pads the token, so it is longer than any that a client can send padded.
+    #[test]
+    fn longest_fencing_token_is_read() {
+        let fence = format!(
+            "000000000000001:00001:{}",
+            "n".repeat(65_535 - "1:1:".len())
+        );
+        let payload = format!(
+            "*4\r\n$5\r\nbytes\r\n$1\r\n7\r\n$5\r\nfence\r\n${}\r\n{fence}\r\n",
+            fence.len()
+        );
+        let meta = described(payload.as_bytes()).unwrap();
+        assert_eq!(meta.fence.unwrap().to_string(), fence);
+    }
+
     #[test]
     fn malformed_descriptions_are_refused() {
         for payload in [

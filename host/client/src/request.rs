@@ -58,7 +58,7 @@ impl Message for Request {
 
     fn too_large(self, bytes: usize, bytes_max: usize) -> Option<Self> {
         self.finish(Err(Error::Invalid(format!(
-            "the request is too large: {bytes} bytes, and the broker takes {bytes_max}"
+            "the request is too large: {bytes} bytes, and the broker takes at most {bytes_max}"
         ))));
         None
     }

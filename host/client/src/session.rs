@@ -14,7 +14,7 @@ use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{
     Filter, PubAck, PubAckReason, Publish, PublishProperties, SubscribeReasonCode,
 };
-use statehouse_link::{Arrival, End, Outlet, Owner, Verdict, random};
+use statehouse_link::{Accepted, Arrival, End, Outlet, Owner, Verdict, describe_reason, random};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 
@@ -149,6 +149,7 @@ impl Session {
         deadline: Instant,
         done: oneshot::Sender<Result<Answer, Error>>,
     ) -> Result<PendingRequest<'_>, Error> {
+        let fence = fence.map(fence_text).transpose()?;
         let mut state = self.state();
         if let Connection::Closed(error) = &state.connection {
             return Err(error.clone());
@@ -157,8 +158,7 @@ impl Session {
         let number = state.outlet.add(None, |number| {
             let mut properties = self.properties(number, timestamp);
             if let Some(fence) = fence {
-                let fence = ("__ft".into(), fence.to_string());
-                properties.user_properties.push(fence);
+                properties.user_properties.push(("__ft".into(), fence));
             }
             if let Some(traceparent) = traceparent {
                 let traceparent = ("traceparent".into(), traceparent.into());
@@ -338,7 +338,7 @@ impl Owner for Session {
             .into()
     }
 
-    fn connected(self: &Arc<Self>, _session_present: bool) {
+    fn connected(self: &Arc<Self>, _accepted: Accepted) {
         let mut state = self.state();
         if matches!(state.connection, Connection::Closed(_)) {
             return;
@@ -417,6 +417,10 @@ impl Owner for Session {
         message.finish(Err(Error::Transport(why)));
     }
 
+    fn unacceptable(&self, message: Request, code: u8) {
+        message.finish(Err(Error::Rejected(describe_reason(code))));
+    }
+
     fn ended(&self, end: End) {
         self.close(Error::Transport(match end {
             End::Closed => "the client was closed".into(),
@@ -429,6 +433,22 @@ impl Owner for Session {
 
 fn publish(payload: Bytes, properties: PublishProperties) -> Publish {
     Publish::new(topics::REQUEST, QoS::AtLeastOnce, payload, Some(properties))
+}
+
+/// The text of a fencing token in a request. It has no padding if an MQTT string has no room for
+/// it, so that each token that one client sent can be sent by others.
+fn fence_text(fence: &Version) -> Result<String, Error> {
+    let mut text = fence.to_string();
+    if text.len() > limits::FENCE_TEXT_BYTES_MAX {
+        text = format!("{}:{}:{}", fence.wall_ms(), fence.counter(), fence.node());
+    }
+    match text.len() {
+        0..=limits::FENCE_TEXT_BYTES_MAX => Ok(text),
+        bytes => Err(Error::Invalid(format!(
+            "the fencing token is too long: it has {bytes} bytes, and an MQTT string has at most {}",
+            limits::FENCE_TEXT_BYTES_MAX
+        ))),
+    }
 }
 
 /// Removes a request from the outlet when its caller stops waiting for any reason.

@@ -195,6 +195,31 @@ async fn puback_with_an_error_code_fails_the_request() {
 }
 
 #[tokio::test]
+async fn long_fencing_token_is_sent_without_padding() {
+    let (_broker, mut peer, client) = connected().await;
+    let fence = |node_bytes| {
+        let text = format!("5:0:{}", "n".repeat(node_bytes));
+        Some(text.parse::<Version>().unwrap())
+    };
+    let longest = 65_535 - "5:0:".len();
+    let token = fence(longest);
+    let (request, del) = tokio::join!(
+        async {
+            let request = peer.request().await;
+            peer.answer(&request, b":0\r\n", None).await;
+            request
+        },
+        client.del("key", token.as_ref())
+    );
+    assert_eq!(del, Ok(None));
+    let sent = request.user("__ft").unwrap();
+    assert_eq!((sent.len(), &sent[..6]), (65_535, "5:0:nn"));
+    // A longer token would be cut, and so be another token.
+    let del = client.del("key", fence(longest + 1).as_ref()).await;
+    assert!(matches!(del, Err(Error::Invalid(_))), "{del:?}");
+}
+
+#[tokio::test]
 async fn oversized_request_is_not_sent() {
     let (broker, options) = Broker::start().await;
     let greeting = Greeting::default().with(Property::MaximumPacketSize(1000));

@@ -19,6 +19,7 @@ const TOO_OFTEN: u8 = 0x9F;
 const SERVER_SHUTTING_DOWN: u8 = 0x8B;
 const SESSION_TAKEN_OVER: u8 = 0x8E;
 const NO_MATCHING_SUBSCRIBERS: u8 = 0x10;
+const PACKET_TOO_LARGE: u8 = 0x95;
 
 async fn connect(broker: &Broker, options: Options) -> (Peer, Client) {
     let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
@@ -153,6 +154,34 @@ async fn abandoned_request_is_not_resent() {
     };
     let (get, ()) = tokio::join!(client.get("k"), store);
     assert_eq!(get, Ok(None));
+}
+
+/// Regression: the request was resent over each new connection until its timeout. rumqttc cannot
+/// read a PUBACK with this reason code, which Mosquitto sends for a payload above its
+/// `message_size_limit`.
+#[tokio::test]
+async fn request_refused_as_too_large_fails_at_once() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let store = async {
+        let request = peer.request().await;
+        peer.acknowledge(&request, PACKET_TOO_LARGE, None).await;
+        let mut peer = broker.accept(Greeting::resumed()).await;
+        // The client continues, and does not send a request of that size again.
+        peer.serve(GET, b"$-1\r\n", None).await;
+    };
+    let caller = async {
+        let long = client.set("k", [0_u8; 2000], SetOptions::default());
+        let Err(Error::Rejected(why)) = long.await else {
+            panic!("not rejected");
+        };
+        assert!(why.starts_with("reason 0x95"), "{why}");
+        let again = client.set("k", [0_u8; 2000], SetOptions::default());
+        let again = again.await.unwrap_err();
+        assert!(matches!(again, Error::Invalid(_)), "{again:?}");
+        assert_eq!(client.get("k").await, Ok(None));
+    };
+    tokio::join!(store, caller);
 }
 
 #[tokio::test]

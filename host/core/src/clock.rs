@@ -289,7 +289,7 @@ pub struct Fence {
 }
 
 /// Counters must stay below this, because .NET clients parse 32 signed bits.
-const COUNTER_END: u64 = (1 << 31) - 1;
+pub(crate) const COUNTER_END: u64 = (1 << 31) - 1;
 
 /// The store's hybrid logical clock: the last stamp it issued.
 ///

@@ -30,7 +30,7 @@ pub(crate) struct Opening<'a> {
     pub(crate) standard: &'a Arc<Policy<Transaction>>,
     pub(crate) standard_file: &'a [u8],
     pub(crate) modules: &'a Modules,
-    /// The keys that must have signed a file of the setting.
+    /// The keys that must have signed a file of the setting, and should have signed the others.
     pub(crate) trust: &'a Trust,
     pub(crate) keeps: Keeps,
 }
@@ -126,7 +126,7 @@ impl Opening<'_> {
             if loaded.iter().any(|it| it.digest == digest.0) {
                 continue;
             }
-            match self.load(&digest) {
+            match self.load_kept(&digest, &assignment) {
                 Ok(policy) => loaded.push(Arc::new(policy)),
                 Err(error) => {
                     assignment = self.drop_missing(assignment, digest, &error, named, image)?;
@@ -195,6 +195,22 @@ impl Opening<'_> {
         };
         let before = assignment.built_in;
         assignment.replace(before, standard)
+    }
+
+    /// Loads a saved policy of the assignment. Without the signature of a trusted key it is loaded
+    /// too: the keys may have changed, and the store must go on.
+    fn load_kept(
+        &self,
+        digest: &Digest,
+        assignment: &Assignment,
+    ) -> Result<Policy<Transaction>, LoadFailure> {
+        let file = self.modules.load(&digest.0)?;
+        let policy = self.engine.load(&file)?;
+        if let Err(error) = self.trust.check(&file) {
+            let roles = assignment.roles(digest);
+            tracing::warn!(%policy, %digest, ?roles, "a policy of an earlier start keeps its roles, but gets no new one: {error}. Load and promote a signed file, or the built-in policy with `statehouse policy promote builtin`");
+        }
+        Ok(policy)
     }
 
     fn load(&self, digest: &Digest) -> Result<Policy<Transaction>, LoadFailure> {

@@ -25,12 +25,15 @@ export const admission = {
         throw new Error("admit returns a value: it refuses by throwing, and is not async");
       }
     } catch (error) {
-      if (error?.payload?.tag) throw error.payload; // a refusal of the table
-      if (error instanceof Error) {
-        // The host names this line as the cause of the failure.
-        const place = /[\w.-]+\.js:\d+/.exec(error.stack)?.[0] ?? "policy.js";
-        log.write("error", `${place}: ${error.message}`);
+      const refusal = error?.payload ?? error; // that of the table is in an Error
+      const { tag, val } = Object(refusal);
+      if (tag === "denied" || tag === "quota" || (tag === "other" && typeof val === "string")) {
+        throw refusal;
       }
+      // The host names this line as the cause of the failure.
+      const place = /[\w.-]+\.js:\d+/.exec(error?.stack)?.[0] ?? "policy.js";
+      const bug = `${JSON.stringify(error)} is thrown, and is not { tag: "other", val: "text" }`;
+      log.write("error", `${place}: ${error instanceof Error ? error.message : bug}`);
       throw error;
     }
   },

@@ -31,7 +31,7 @@ pub(super) fn costs(harness: &Harness, text: &str) -> Result<Vec<Cost>, String> 
 fn run_script(mut harness: Harness, text: &str) -> Result<Run, String> {
     let script = language::parse(text)?;
     configure(&mut harness, &script)?;
-    let mut run = Run::new(harness, text);
+    let mut run = Run::new(harness, text, lines::balances(&script.steps));
     for (at, step) in script.steps {
         run.step(at, step);
     }

@@ -18,7 +18,8 @@
 //!                             by default
 //! a>> *1\r\n -- options       a request with this payload, valid or not
 //! a< +OK\r\n __ts=$v1         the answer to the oldest open request of a, with all of its user
-//!                             properties
+//!                             properties. `policy test` skips a request at which the policy failed
+//!                             if there are fewer lines than requests
 //! a<puback 0x83 "topic"       the acknowledgement refuses the request; its Reason String contains
 //!                             this text
 //! a<disconnect 0x90 "topic"   the connection is ended, with this reason
@@ -41,7 +42,8 @@
 //! The properties of every answer (`__stat`=`200`, and `__protVer`=`1.0` if the client sent one)
 //! are checked without being written, unless the line says `@bare`. The order of user properties is
 //! free; an additional or a missing one is an error. A notification may say `@qos=0`, and
-//! `@topic=…` if a policy notifies on its own topics.
+//! `@topic=…` if a policy notifies on its own topics. Any other unquoted word that begins with `@`
+//! is refused.
 #![forbid(unsafe_code)]
 
 mod matching;

@@ -34,30 +34,50 @@ impl Options {
         variables: &Variables,
         now: impl Fn(i64) -> String,
     ) -> Result<Self, String> {
+        Self::parse(words, |value| variables.value(value, &now))
+    }
+
+    /// Checks the words after `--` before any variable has a value.
+    pub(crate) fn check(words: &[Word]) -> Result<(), String> {
+        // A variable stands for a text and for a number.
+        let value = |word: &str| match word.starts_with('$') {
+            true => "0".to_owned(),
+            false => word.to_owned(),
+        };
+        Self::parse(words, |word| Ok(value(word))).map(drop)
+    }
+
+    fn parse(
+        words: &[Word],
+        value_of: impl Fn(&str) -> Result<String, String>,
+    ) -> Result<Self, String> {
         let mut options = Self::default();
         for word in words {
             let text = word.text()?;
+            let unknown = || format!("unknown option {text:?}");
             let Some((name, value)) = text.split_once('=') else {
                 match text.strip_prefix('-') {
                     Some("@response") => options.without_response = true,
                     Some("@correlation") => options.without_correlation = true,
-                    Some(name) => options.without.push(name.into()),
-                    None => return Err(format!("unknown option {text:?}")),
+                    Some(name) if !name.starts_with('@') => options.without.push(name.into()),
+                    _ => return Err(unknown()),
                 }
                 continue;
             };
-            let value = if word.quoted {
-                value.to_owned()
-            } else {
-                variables.value(value, &now)?
+            let value = match word.quoted {
+                true => value.to_owned(),
+                false => value_of(value)?,
             };
             let number = || format!("{text:?} is not a number");
             match name {
-                "@qos" => options.qos = Some(value.parse().map_err(|_| number())?),
+                "@qos" => {
+                    options.qos = Some(qos(&value).ok_or_else(|| format!("{text:?}: {QOS}"))?)
+                }
                 "@expiry" => options.expiry_s = Some(value.parse().map_err(|_| number())?),
                 "@times" => options.times = Some(value.parse().map_err(|_| number())?),
                 "@type" => options.content_type = Some(value),
                 "@response" => options.response_topic = Some(value),
+                _ if name.starts_with('@') => return Err(unknown()),
                 _ => options.set.push((name.into(), value)),
             }
         }
@@ -70,6 +90,12 @@ impl Options {
         user.retain(|(name, _)| !given(name) && !self.without.contains(name));
         user.extend(self.set.iter().cloned());
     }
+}
+
+const QOS: &str = "the QoS is 0, 1 or 2";
+
+fn qos(text: &str) -> Option<u8> {
+    text.parse().ok().filter(|qos| *qos <= 2)
 }
 
 #[cfg(test)]

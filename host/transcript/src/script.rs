@@ -1,5 +1,6 @@
 //! Parses the text of a transcript into steps.
 
+use crate::options::Options;
 use crate::quote::{Word, words};
 
 /// The client of lines that name none.
@@ -217,9 +218,11 @@ fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
             if words.is_empty() {
                 return Err("`<` needs the payload; an empty one is \"\"".into());
             }
+            let payload = words.remove(0).bytes;
+            check_signs(&words, |sign| sign == "@bare")?;
             Ok(Step::Answer {
                 client,
-                payload: words.remove(0).bytes,
+                payload,
                 properties: words,
             })
         }
@@ -244,14 +247,27 @@ fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
             if words.len() < 2 {
                 return Err("`!` needs a key and the payload".into());
             }
+            let (key, payload) = (words.remove(0).bytes, words.remove(0).bytes);
+            check_signs(&words, |sign| {
+                sign == "@qos=0" || sign.starts_with("@topic=")
+            })?;
             Ok(Step::Notification {
                 client,
-                key: words.remove(0).bytes,
-                payload: words.remove(0).bytes,
+                key,
+                payload,
                 properties: words,
             })
         }
         other => Err(format!("unknown sign {other:?}")),
+    }
+}
+
+/// Refuses words such as `@bare` that mean nothing on this line.
+fn check_signs(words: &[Word], is_known: impl Fn(&str) -> bool) -> Result<(), String> {
+    let mut signs = words.iter().filter_map(Word::bare);
+    match signs.find(|it| it.starts_with('@') && !is_known(it)) {
+        Some(sign) => Err(format!("unknown sign {sign:?}")),
+        None => Ok(()),
     }
 }
 
@@ -260,6 +276,7 @@ fn request(client: String, mut words: Vec<Word>, raw: bool) -> Result<Step, Stri
         Some(at) => words.split_off(at).split_off(1),
         None => Vec::new(),
     };
+    Options::check(&options)?;
     if raw && words.len() != 1 {
         return Err("`>>` takes one word, the payload".into());
     }
@@ -293,14 +310,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_transcript_of_the_tests_parses() {
-        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/transcripts");
-        for entry in std::fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
+    fn every_transcript_of_the_repository_parses() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let files = |directory: &str| {
+            let directory = std::fs::read_dir(format!("{root}/{directory}")).unwrap();
+            directory.map(|entry| entry.unwrap().path())
+        };
+        let templates = files("host/templates").filter(|it| it.is_file());
+        let examples = files("examples").map(|it| it.join("transcript.txt"));
+        let all = files("tests/transcripts").chain(templates);
+        for path in all.chain(examples.filter(|it| it.exists())) {
             let text = std::fs::read_to_string(&path).unwrap();
             let script = parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
             assert!(!script.steps.is_empty(), "{}", path.display());
         }
+    }
+
+    #[test]
+    fn options_are_checked_without_their_variables() {
+        let known = "> GET k -- @qos=$n @times=$n @expiry=10 @response=$t x=$now-5 -__srcId";
+        parse(&format!("{known}\n< x @bare a=$v\n! k x @qos=0 @topic=a/b")).unwrap();
+        // Quotes make it a property.
+        parse("< x \"@bar=1\"").unwrap();
     }
 
     #[test]
@@ -327,6 +358,16 @@ mod tests {
             "at noon",
             "client a id filter",
             "?",
+            "> GET k -- @qso=1",
+            "> GET k -- -@qos",
+            "> GET k -- @qos=3",
+            "> GET k -- @qos=no",
+            "> GET k -- @times=-1",
+            "> GET k -- nonsense",
+            "< x @bar",
+            "< x @qos=0",
+            "! k x @qos=1",
+            "! k x @bare",
         ] {
             let error = parse(&format!("# one\n{bad}")).err();
             assert!(error.is_some_and(|e| e.starts_with("line 2")), "{bad}");

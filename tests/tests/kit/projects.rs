@@ -97,21 +97,24 @@ impl Project {
         fs::write(&source, broken).unwrap();
     }
 
-    /// Builds a rule that crashes at the key `crash` only. Every other line must hold, and the
-    /// crash must be reported with its message, file and line. An interpreter takes long to build
-    /// and to compile, so one build shows both.
-    fn check_with_crash(&self, bug: (&str, &str), cause: &str) {
+    /// Builds a rule that fails at the keys `crash`, `thrown` and `clock` only, with these causes.
+    /// Every other line must hold. An interpreter takes long to build and to compile, so one build
+    /// shows all.
+    fn check_with_crash(&self, bug: (&str, &str), causes: [&str; 3]) {
         self.break_rule(bug);
         self.check_build();
         self.write_options();
-        let crash = "> SET crash 1\n< \"-ERR internal error\\r\\n\"\n";
-        fs::write(self.path.join("tests/crash.txt"), crash).unwrap();
+        let crash = |key| format!("> SET {key} 1\n< \"-ERR internal error\\r\\n\"\n");
+        let crashes = ["crash", "thrown", "clock"].map(crash).concat();
+        fs::write(self.path.join("tests/crash.txt"), crashes).unwrap();
         let text = self.test("tests/").code(1).text();
-        assert!(text.contains("crash.txt:1\n"), "{text}");
-        assert!(text.contains(cause), "{text}");
-        let expected = "4 transcripts, 10 requests: every line holds, the policy failed at 1 line, no hidden state\n";
+        for (cause, line) in causes.iter().zip([1, 3, 5]) {
+            assert!(text.contains(&format!("crash.txt:{line}\n")), "{text}");
+            assert!(text.contains(cause), "{text}");
+        }
+        let expected = "4 transcripts, 12 requests: every line holds, the policy failed at 3 lines, no hidden state\n";
         assert!(text.ends_with(expected), "{text}");
-        self.explain_crash("crash", cause);
+        self.explain_crash("crash", causes[0]);
     }
 
     /// `explain` must show the same cause.
@@ -168,10 +171,11 @@ fn new_javascript_rule_builds_and_names_its_crash() {
     let project = Project::new("js", "policy.js");
     let bug = (
         "if (name !==",
-        "if (text(key) === 'crash') undefined.there; if (name !==",
+        "if (text(key) === 'crash') undefined.there; if (text(key) === 'thrown') throw 'no'; if (text(key) === 'clock') Date.now(); if (name !==",
     );
-    let cause = "policy.js:14: cannot read property 'there' of undefined";
-    project.check_with_crash(bug, cause);
+    let crash = "policy.js:14: cannot read property 'there' of undefined";
+    let thrown = "policy.js: \"no\" is thrown, and is not";
+    project.check_with_crash(bug, [crash, thrown, "a likely cause is a clock"]);
 }
 
 #[test]
@@ -179,10 +183,11 @@ fn new_python_rule_builds_and_names_its_crash() {
     let project = Project::new("python", "src/app.py");
     let bug = (
         "if command.name !=",
-        "command.key == b\"crash\" and command.there\n    if command.name !=",
+        "command.key == b\"crash\" and command.there\n    if command.key == b\"thrown\": raise Err(\"no\")\n    if command.key == b\"clock\": print()\n    if command.name !=",
     );
-    let cause = "app.py:20: AttributeError: 'Command' object has no attribute 'there'";
-    project.check_with_crash(bug, cause);
+    let crash = "app.py:20: AttributeError: 'Command' object has no attribute 'there'";
+    let thrown = "app.py:21: Err: no";
+    project.check_with_crash(bug, [crash, thrown, "a likely cause is a clock"]);
 }
 
 /// The build tool writes its output into the project. In a shared directory, another user could

@@ -140,6 +140,14 @@ fn unreadable_transcript_is_refused_with_its_cause() {
         ("config listen = \"::\"\n", "config listen means nothing"),
         ("config node = 5\n", "config node is a text"),
         ("> GET k\nnonsense\n", "line 2"),
+        (
+            "> GET k\n< $-1\\r\\n\n> GET k -- @qso=1\n",
+            "it.txt: line 3: unknown option \"@qso=1\"",
+        ),
+        (
+            "> GET k -- @qos=3\n",
+            "line 1: \"@qos=3\": the QoS is 0, 1 or 2",
+        ),
     ] {
         let (_directory, path) = write(text);
         run(&["policy", "test", "builtin", &path], b"")
@@ -248,6 +256,49 @@ fn failed_request_is_never_an_expected_answer() {
         assert_eq!(fs::read_to_string(&path).unwrap(), expected);
         run(&["policy", "test", faulty, &path], b"").code(1);
     }
+}
+
+/// Regression: a line was compared with the failure of an earlier request that has no line, and
+/// another update shifted all later lines by one.
+#[test]
+fn line_is_about_the_first_request_that_did_not_fail() {
+    let (_directory, path) = write("> SET a fine\n> SET b panic\n> GET b\n> GET c\n");
+    let faulty = policies::faulty();
+    let update = |policy: &str| run(&["policy", "test", policy, &path, "--update"], b"");
+    let summary = |ran: &str, says: &str| {
+        let last = ran.lines().last().unwrap();
+        assert_eq!(
+            last,
+            format!("1 transcript, 4 requests: {says}no hidden state")
+        );
+    };
+    let failed = "every line holds, the policy failed at 1 line, ";
+    summary(
+        &update(faulty).code(1).text(),
+        &format!("3 lines written, {failed}"),
+    );
+    let written = "\
+> SET a fine
+< +OK\\r\\n
+> SET b panic
+> GET b
+< $-1\\r\\n
+> GET c
+< $-1\\r\\n
+";
+    for _ in 0..2 {
+        assert_eq!(fs::read_to_string(&path).unwrap(), written);
+        summary(&update(faulty).code(1).text(), failed);
+    }
+    // A repaired policy gets the missing line, and no other one changes its place.
+    let repaired = update("builtin").code(0).text();
+    summary(&repaired, "3 lines written, every line holds, ");
+    let lines: Vec<_> = written.lines().collect();
+    let now = fs::read_to_string(&path).unwrap();
+    let requests: Vec<_> = now.lines().filter(|it| it.starts_with('>')).collect();
+    assert_eq!(requests, [lines[0], lines[2], lines[3], lines[5]]);
+    assert!(now.ends_with("> GET c\n< $-1\\r\\n\n"), "{now}");
+    assert!(now.contains("> GET b\n< $5\\r\\npanic\\r\\n "), "{now}");
 }
 
 #[test]

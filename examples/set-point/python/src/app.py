@@ -13,7 +13,7 @@ from componentize_py_types import Err
 from wit_world import exports
 from wit_world.exports.admission import Identity
 from wit_world.imports import log, table
-from wit_world.imports.types import Access, Bytes_Owned, Fault_Other
+from wit_world.imports.types import Access, Bytes_Owned, Fault_Denied, Fault_Other, Fault_Quota
 
 LOWEST = -40
 HIGHEST = 125
@@ -49,9 +49,10 @@ class Admission(exports.Admission):
         try:
             if admit(command) is not None:
                 raise TypeError("admit returns a value: it refuses by raising, and is not async")
-        except Err:
-            raise
         except Exception as bug:
+            match bug:
+                case Err(value=Fault_Denied() | Fault_Quota() | Fault_Other(value=str())):
+                    raise  # a refusal
             at = bug.__traceback__
             while at.tb_next:
                 at = at.tb_next

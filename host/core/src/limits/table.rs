@@ -15,6 +15,10 @@ pub const REQUEST_WORDS_SHOWN_MAX: usize = 16;
 /// request's clock this much (protocol, section 5).
 pub const SKEW_MS_MAX: u64 = 60_000;
 
+/// The node of a fencing token. With `0:0:`, the shortest rest, it fills an MQTT string (MQTT 5
+/// section 1.5.4), so a client can send such a token.
+pub const FENCE_NODE_BYTES_MAX: usize = 65_535 - "0:0:".len();
+
 /// Default limit of the watches of one connection (`max_client_watches`). The official clients hold
 /// one for each observed key.
 pub const WATCHES_PER_CONNECTION_MAX_DEFAULT: u64 = 10_000;

@@ -178,13 +178,16 @@ pub enum Failure {
 
 impl Failure {
     /// Names the line that the failed call logged last at the level `error` as the cause of a trap.
-    /// A panic or an uncaught exception ends in a trap that says nothing itself.
+    /// A panic or an uncaught exception ends in a trap that says nothing itself. So does a call of
+    /// WASI, which the build replaces by a trap: it comes from the language, and no line is logged.
     pub(super) fn caused_by(self, line: Option<String>) -> Self {
+        let is_bare = |trap: &str| trap == Trap::UnreachableCodeReached.to_string();
         match (self, line) {
-            (Self::Trap(trap), Some(line)) if trap == Trap::UnreachableCodeReached.to_string() => {
-                Self::Trap(line)
-            }
+            (Self::Trap(trap), Some(line)) if is_bare(&trap) => Self::Trap(line),
             (Self::Trap(trap), Some(line)) => Self::Trap(format!("{line} ({trap})")),
+            (Self::Trap(trap), None) if is_bare(&trap) => Self::Trap(format!(
+                "{trap}; the policy logged no error, so a likely cause is a clock, a file, print or a thread of its language, for a policy has no WASI"
+            )),
             (failure, _) => failure,
         }
     }
@@ -202,6 +205,21 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn trap_has_the_logged_cause_or_a_likely_one() {
+        let bare = Failure::of(&Trap::UnreachableCodeReached.into());
+        let line = || Some("app.py:20: ValueError".to_owned());
+        let caused = Failure::Trap("app.py:20: ValueError".into());
+        assert_eq!(bare.clone().caused_by(line()), caused);
+        let likely = bare.caused_by(None).to_string();
+        assert!(likely.contains("unreachable"), "{likely}");
+        assert!(likely.contains("no WASI"), "{likely}");
+        // Another trap says what happened.
+        let other = Failure::of(&Trap::StackOverflow.into());
+        assert_eq!(other.clone().caused_by(None), other);
+        assert_eq!(Failure::Fuel.caused_by(None), Failure::Fuel);
+    }
 
     #[test]
     fn share_ends_with_its_fuel_or_its_time() {

@@ -52,6 +52,8 @@ pub trait Host: Send + 'static {
     fn property(&mut self, name: &str) -> Option<String>;
     /// The next `len` bytes of the request's pseudo-random stream.
     fn random(&mut self, len: usize) -> Vec<u8>;
+    /// Whether the store may have assigned this version, as far as clock and counter tell.
+    fn may_have_assigned(&self, version: clock::Stamp) -> bool;
     /// Whether this is a re-execution, which must not log or count anything.
     fn is_rerun(&self) -> bool;
     /// The time, used only for the rate limit of the log.

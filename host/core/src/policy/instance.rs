@@ -11,7 +11,7 @@ use super::digest::Digest;
 use super::engine::{LoadError, Policy};
 use super::guest::{self, Guest, Host, Phase};
 use super::{Change, Dialect, Info, Notification, Outcome, Request, Span};
-use crate::limits;
+use crate::{clock, limits};
 
 /// A long-lived instance. wasmtime never enters an instance again after a trap, so it is dropped
 /// and the next call starts a new one.
@@ -201,7 +201,7 @@ pub struct Call<'a, H: Host> {
 impl<H: Host> Call<'_, H> {
     /// Calls the policy to handle a request.
     pub fn handle(&mut self, request: Request<'_>) -> Result<Outcome, Failure> {
-        self.enter(|live| {
+        let outcome = self.enter(|live| {
             let handler = live.bindings.statehouse_policy_handler();
             let outcome = handler.call_handle(&mut live.store, request)?;
             live.store
@@ -209,7 +209,34 @@ impl<H: Host> Call<'_, H> {
                 .account
                 .moved(outcome.reply.head.len())?;
             Ok(outcome)
-        })
+        })?;
+        match self.check(&outcome) {
+            Ok(()) => Ok(outcome),
+            Err(failure) => Err(self.fail(failure)),
+        }
+    }
+
+    /// Checks version and command, which clients and metrics get as they are. A re-execution is
+    /// exempt: an earlier version of the program may have answered with these.
+    fn check(&mut self, outcome: &Outcome) -> Result<(), Failure> {
+        let declared = self.instance.policy.commands.len();
+        let host = self.host();
+        let version = outcome.version.as_ref().map(|it| clock::Stamp {
+            wall: it.wall,
+            counter: it.counter,
+        });
+        let what = match (version, outcome.command) {
+            _ if host.is_rerun() => return Ok(()),
+            (Some(version), _) if !host.may_have_assigned(version) => format!(
+                "the version {}:{}, which the store cannot have assigned",
+                version.wall, version.counter
+            ),
+            (_, Some(command)) if usize::from(command) >= declared => {
+                format!("the command {command}, and it declares {declared} commands from 0 on")
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure::Malformed(what))
     }
 
     /// Calls the policy to render a change in a dialect. Spans of the notification refer to its

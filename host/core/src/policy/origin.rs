@@ -138,6 +138,13 @@ impl Assignment {
         self.origins.iter().find(|it| it.policy == policy)
     }
 
+    /// The policies that answer requests or are compared as they did not in the assignment
+    /// `before`.
+    pub fn newly_assigned(&self, before: &Self) -> Vec<Digest> {
+        let all = self.all().into_iter();
+        all.filter(|it| self.has_new_role(before, *it)).collect()
+    }
+
     fn origin_mut(&mut self, policy: Digest) -> &mut Origin {
         let known = self.origins.iter().position(|it| it.policy == policy);
         let at = known.unwrap_or_else(|| {
@@ -197,7 +204,11 @@ mod tests {
         let mut last = start.load(one).unwrap().noted(&start, &act(1), Some("k"));
         assert_eq!(last.origin(one).unwrap().signed_by.as_deref(), Some("k"));
         let mut step = |make: &dyn Fn(&Assignment) -> Assignment, at_ms| {
-            last = make(&last).noted(&last, &act(at_ms), None);
+            let next = make(&last);
+            let assigned = next.newly_assigned(&last);
+            last = next.noted(&last, &act(at_ms), None);
+            let noted = |it: &Digest| times(&last, *it)[1] == Some(at_ms);
+            assert!(assigned.iter().all(noted), "{assigned:?}");
             [built_in, one, two].map(|it| times(&last, it))
         };
         let unknown = [None, None];

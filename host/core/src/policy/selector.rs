@@ -39,7 +39,9 @@ pub enum SelectorError {
     #[error("no policy {0} is loaded; loaded policies: {1}")]
     Unknown(String, String),
     /// It matches several policies.
-    #[error("{0} is ambiguous: it may mean {1}; use a longer digest prefix or NAME@VERSION")]
+    #[error(
+        "{0} is ambiguous: it may mean {1}; use the digest, which begins with the digits in brackets"
+    )]
     Ambiguous(String, String),
 }
 
@@ -131,6 +133,7 @@ mod tests {
         let all = [
             ("rule", "1", "a"),
             ("rule", "2", "b"),
+            ("rule", "2", "d"),
             ("standard", "1", "c"),
         ];
         let candidates = || {
@@ -145,7 +148,7 @@ mod tests {
             let selector = Selector::from_str(text).unwrap();
             selector.resolve(candidates())
         };
-        assert_eq!(find("rule@2"), Ok(digest("b")));
+        assert_eq!(find("rule@1"), Ok(digest("a")));
         assert_eq!(find("standard"), Ok(digest("c")));
         assert_eq!(find("builtin"), Ok(digest("c")));
         let short = digest("a").short();
@@ -158,6 +161,12 @@ mod tests {
             ambiguous.contains("rule@1") && ambiguous.contains("rule@2"),
             "{ambiguous}"
         );
+        // Two builds of one version differ only in their digests, which the error has.
+        let ambiguous = find("rule@2").unwrap_err().to_string();
+        let (_, digits) = ambiguous.rsplit_once('(').unwrap();
+        let (digits, advice) = digits.split_once(')').unwrap();
+        assert_eq!(find(digits), Ok(digest("d")), "{ambiguous}");
+        assert!(advice.starts_with("; use the digest"), "{ambiguous}");
         let unknown = find("other").unwrap_err().to_string();
         assert!(unknown.contains("standard@1"), "{unknown}");
         assert_eq!(Selector::from_str(""), Err(SelectorError::Form));

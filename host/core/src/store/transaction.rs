@@ -24,6 +24,7 @@ use statehouse_protocol::Peer;
 use statehouse_protocol::rights::{ClientRights, Right};
 
 mod client_usage;
+mod fence;
 mod imports;
 
 use client_usage::ClientUsage;

@@ -45,7 +45,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let modules: Vec<Vec<u8>> = files
         .iter()
         .map(|path| read_policy(path))
-        .collect::<Result<_, KitError>>()?;
+        .collect::<Result<_, KitError>>()
+        .map_err(super::no_policy)?;
     let transcripts: Vec<(String, String)> = args
         .transcript
         .iter()

@@ -32,7 +32,7 @@ pub(in crate::cli) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let file = read_policy(&args.policy)?;
+    let file = read_policy(&args.policy).map_err(super::no_policy)?;
     let signers = delivery::signers(&file);
     let checked = check(&file);
     emit_either(

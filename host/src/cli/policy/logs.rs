@@ -3,12 +3,12 @@
 
 use hyper::Method;
 
+use super::words;
 use crate::admin::{Logged, LoggedLine};
 use crate::cli::output::{Exit, Failure, emit_either, one_line, printable};
 use crate::cli::store::{Store, unexpected};
 use crate::cli::time::utc;
 use serde_json::json;
-use statehouse_config::percent;
 
 /// Print the log lines of policies as they are written
 ///
@@ -37,8 +37,8 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let of = args.policy.as_ref();
-    let of = of.map(|it| format!("policy={}", percent::encode(it.as_bytes())));
+    let of = args.policy.as_deref().map(words::selector).transpose()?;
+    let of = of.map(|it| format!("policy={it}"));
     let mut from = None;
     let interrupted = tokio::signal::ctrl_c();
     tokio::pin!(interrupted);

@@ -21,6 +21,7 @@ mod test;
 mod unload;
 mod words;
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use super::output;
@@ -95,6 +96,17 @@ pub(super) fn run(args: Args) -> ExitCode {
         Command::Keygen(args) => output::finish(async { keygen::run(&args) }),
         Command::Push(args) => output::finish(async { push::run(&args).await }),
         Command::Sign(args) => output::finish(async { sign::run(&args) }),
+    }
+}
+
+/// The failure of a command that exits with 1 if the file is no policy. A file that is larger than
+/// any policy is none.
+pub(super) fn no_policy(error: KitError) -> output::Failure {
+    match &error {
+        KitError::Unreadable(_, why) if why.kind() == ErrorKind::FileTooLarge => {
+            output::Failure::negative(error.to_string())
+        }
+        _ => error.into(),
     }
 }
 

@@ -5,7 +5,6 @@ use hyper::Method;
 use super::words;
 use crate::cli::output::{Exit, Failure};
 use crate::cli::store::Store;
-use statehouse_config::percent;
 
 /// Make a loaded policy the active one, from the next request on
 ///
@@ -28,10 +27,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let path = format!(
-        "/v1/policies/{}/promote",
-        percent::encode(args.which.as_bytes())
-    );
+    let path = format!("/v1/policies/{}/promote", words::selector(&args.which)?);
     let view = args.store.ask(Method::POST, &path).await?;
     (args.store).print(&view, |view| format!("promoted {}\n", words::policy(view)))
 }

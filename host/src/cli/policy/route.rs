@@ -6,6 +6,8 @@ use serde_json::json;
 use crate::cli::output::{Exit, Failure, notice, printable};
 use crate::cli::store::Store;
 use statehouse_config::percent;
+use statehouse_core::limits;
+use statehouse_core::policy::AssignmentError;
 
 /// Let a policy answer requests for keys that begin with PREFIX
 ///
@@ -39,6 +41,10 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
+    if !(1..=limits::ROUTE_PREFIX_BYTES_MAX).contains(&args.prefix.len()) {
+        // With a long one, the URL would be too long for the admin API.
+        return Err(Failure::refused(AssignmentError::Prefix.to_string()));
+    }
     let path = format!(
         "/v1/routes?prefix={}",
         percent::encode(args.prefix.as_bytes())

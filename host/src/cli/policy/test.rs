@@ -43,6 +43,7 @@ A transcript lists requests, responses and notifications:
   display> KEYNOTIFY setpoint/kitchen
   display< +OK\\r\\n
   wait 500ms
+The table in docs/policies.md, \"Transcripts\", has all lines and options.
 --update adds or corrects the lines with < and !: write the requests, let it write the results, and
 review them.")]
 pub(in crate::cli) struct Args {
@@ -86,7 +87,7 @@ impl Args {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let files = files(&args.transcripts)?;
-    let mut harness = Harness::load(&args.policy)?;
+    let mut harness = Harness::load(&args.policy).map_err(super::no_policy)?;
     if let Some(file) = &args.snapshot {
         harness = harness.on_snapshot(file)?;
     }
@@ -97,9 +98,10 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         let unreadable = |error| Failure::usage(format!("{name}: {error}"));
         let report = transcript::run(&harness, &text).map_err(unreadable)?;
         total.add(args, &name, &report)?;
-        if args.update && !report.different.is_empty() {
+        if args.update && report.written > 0 {
             fs::write(path, &report.corrected)
                 .map_err(|error| Failure::usage(format!("cannot write {name}: {error}")))?;
+            total.written += report.written;
             // A failed comparison or a missing client cannot be corrected by writing a line.
             let again = transcript::run(&harness, &report.corrected).map_err(unreadable)?;
             total.left += again.different.len() as u64;
@@ -124,8 +126,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
 struct Total {
     transcripts: u64,
     requests: u64,
-    different: u64,
-    /// Lines of `different` that still differ at the end.
+    /// Lines that --update wrote.
+    written: u64,
+    /// Lines that differ at the end.
     left: u64,
     hidden: u64,
     failed: u64,
@@ -135,7 +138,6 @@ impl Total {
     fn add(&mut self, args: &Args, name: &str, report: &transcript::Report) -> Result<(), Failure> {
         self.transcripts += 1;
         self.requests += report.requests;
-        self.different += report.different.len() as u64;
         self.hidden += report.hidden.len() as u64;
         self.failed += report.failed.len() as u64;
         emit_either(args.json, || json(name, report), || text(name, report))?;
@@ -148,9 +150,8 @@ impl Total {
             count(self.transcripts, "transcript"),
             count(self.requests, "request")
         );
-        let written = self.different.saturating_sub(self.left);
-        if written > 0 {
-            text.push_str(&format!("{} written, ", count(written, "line")));
+        if self.written > 0 {
+            text.push_str(&format!("{} written, ", count(self.written, "line")));
         }
         text.push_str(&match self.left {
             0 => "every line holds".to_owned(),

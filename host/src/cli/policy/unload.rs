@@ -2,9 +2,9 @@
 
 use hyper::Method;
 
+use super::words;
 use crate::cli::output::{Exit, Failure, printable};
 use crate::cli::store::Store;
-use statehouse_config::percent;
 
 /// Unload a policy
 ///
@@ -25,7 +25,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    let path = format!("/v1/policies/{}", percent::encode(args.which.as_bytes()));
+    let path = format!("/v1/policies/{}", words::selector(&args.which)?);
     let done = args.store.ask(Method::DELETE, &path).await?;
     (args.store).print(&done, |_| {
         format!("unloaded {}\n", printable(args.which.as_bytes()))

@@ -3,11 +3,21 @@
 
 use serde_json::Value as Json;
 
-use crate::cli::output::{one_line, printable};
+use crate::cli::output::{Failure, one_line, printable};
+use statehouse_config::percent;
+use statehouse_core::policy::{Selector, SelectorError};
 
 /// A text of a response, escaped on one line.
 pub(super) fn text(value: &Json) -> String {
     printable(value.as_str().unwrap_or("?").as_bytes())
+}
+
+/// A selector of a policy as a part of a URL. A long one would make the URL too long for the admin
+/// API, so it is refused here as there.
+pub(super) fn selector(which: &str) -> Result<String, Failure> {
+    let parsed: Result<Selector, SelectorError> = which.parse();
+    parsed.map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(percent::encode(which.as_bytes()))
 }
 
 /// A message of a response on one line, which may quote bytes that are escaped already.

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +28,7 @@ use statehouse_core::policy::{Actor, Delivered, Digest, LoadError, Selector};
 use statehouse_files::atomic::replace;
 use statehouse_files::blocking::{self, BlockingError};
 use statehouse_precompiled::read_file;
+use statehouse_protocol::Shown;
 
 /// The extension of policy files.
 const MODULE: &str = "wasm";
@@ -322,8 +324,7 @@ impl DropDirectory {
 /// Logs the result of a file, and writes it to the status file.
 fn report(path: &Path, done: &Shipped) {
     // The writers of this directory choose the file names, which must not forge log lines.
-    let shown = path.to_string_lossy();
-    let shown = shown.escape_debug();
+    let shown = Shown::whole(path.as_os_str().as_bytes()).on_one_line();
     let status = match done {
         Ok((what, it)) => {
             tracing::info!(target: audit::TARGET, "drop directory: {shown} is {what}");

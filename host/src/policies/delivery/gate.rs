@@ -1,6 +1,7 @@
-//! The gate that every module passes before it is loaded.
+//! The gate that every module passes before it is loaded, and before it gets a role.
 //!
-//! The signature of a module must be checked before anything else reads its bytes.
+//! The signature of a module must be checked before anything else reads its bytes. It is checked
+//! again before each new role, because an earlier start may have had other trusted keys.
 
 use std::sync::Arc;
 
@@ -27,8 +28,16 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate to `control` for the modules that `trust` accepts.
+    /// A gate to `control` for the modules that `trust` accepts. From now on `control` gives new
+    /// roles only to these.
     pub fn new(control: Arc<Control>, trust: Trust) -> Self {
+        if trust.keys() > 0 {
+            let trust = trust.clone();
+            control.check_with(Box::new(move |file: &[u8]| match trust.check(file) {
+                Ok(_) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            }));
+        }
         Self { control, trust }
     }
 
@@ -50,7 +59,7 @@ impl Gate {
         Ok(policy)
     }
 
-    /// The control for everything except loading, which needs no signature.
+    /// The control for everything except loading.
     pub fn control(&self) -> &Control {
         &self.control
     }

@@ -7,7 +7,7 @@
 //! for the start of an instance or for a disk because of this module.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use serde::Serialize;
 
@@ -20,11 +20,13 @@ use statehouse_core::policy::{
 };
 use statehouse_core::store::Transaction;
 use statehouse_precompiled::Modules;
+use statehouse_protocol::Shown;
 use statehouse_server::{
     AssignError, Server,
     shadow::{PolicyName, ShadowReport},
 };
 
+mod kept;
 mod orders;
 pub(crate) mod trial;
 
@@ -42,6 +44,8 @@ struct Shared {
     modules: Option<Modules>,
     /// Gives the file of a policy to the other hosts of a cluster.
     publish: Option<Publish>,
+    /// The check of saved files, if this store has trusted keys.
+    check: OnceLock<kept::Check>,
     /// The name of this store, by which signed orders address it.
     store: String,
     /// Held during a change, from reading the current assignment to recording the next one.
@@ -123,6 +127,11 @@ pub enum ControlError {
     /// The module cannot be given to the other hosts.
     #[error("the module cannot be written to the log of the cluster, so nothing was changed: {0}")]
     Publish(std::io::Error),
+    /// The policy was loaded with other trusted keys.
+    #[error(
+        "the policy {0} of an earlier start gets no new role until it is loaded again with a signature: {1}"
+    )]
+    Unverified(String, String),
 }
 
 /// The kind of a failure, for an HTTP status and an exit code.
@@ -146,7 +155,7 @@ impl ControlError {
             | Self::Assign(AssignError::Stopped | AssignError::Unknown)
             | Self::Disk(_)
             | Self::Publish(_) => ControlErrorKind::Failed,
-            Self::Load(_) => ControlErrorKind::Refused,
+            Self::Load(_) | Self::Unverified(..) => ControlErrorKind::Refused,
             Self::Selector(SelectorError::Unknown(..)) => ControlErrorKind::NotFound,
             Self::Selector(SelectorError::Form) => ControlErrorKind::Refused,
             Self::Selector(SelectorError::Ambiguous(..)) | Self::Assign(_) => {
@@ -233,6 +242,7 @@ impl Control {
             engine,
             modules,
             publish,
+            check: OnceLock::new(),
             store,
             changing: Mutex::new(()),
             compiling: Mutex::new(()),
@@ -266,7 +276,7 @@ impl Control {
             return Err(LoadError::Description(why).into());
         }
         let mut unloaded = None;
-        self.change_signed(signed_by, |seen, ready| {
+        self.change_as(signed_by, true, |seen, ready| {
             // A second caller with the same file may have been faster.
             if seen.policy(digest).is_err() {
                 if let Some(modules) = &self.shared.modules {
@@ -304,7 +314,8 @@ impl Control {
     /// Makes the previous policy the active one. A further call rolls back one more policy.
     pub fn rollback(&self) -> Result<PolicyView, ControlError> {
         let mut from = None;
-        let next = self.change(|seen, ready| roll_back(&mut from, seen, ready))?;
+        // Whatever key signed it: a policy that was active is safer than one that fails.
+        let next = self.change_as(None, false, |seen, ready| roll_back(&mut from, seen, ready))?;
         self.log_active(next.active, "rolled back to a policy")
     }
 
@@ -392,8 +403,8 @@ impl Control {
             }
             Ok(seen.assignment.route(prefix, digest)?)
         })?;
-        let prefix = prefix.escape_ascii();
-        tracing::info!(target: audit::TARGET, %prefix, routes = next.routes.len(), "changed a route");
+        let prefix = Shown::whole(prefix).to_string();
+        tracing::info!(target: audit::TARGET, prefix, routes = next.routes.len(), "changed a route");
         Ok(())
     }
 
@@ -499,13 +510,15 @@ impl Control {
         &self,
         make: impl FnMut(&Seen, &mut Vec<Instance<Transaction>>) -> Result<Assignment, ControlError>,
     ) -> Result<Assignment, ControlError> {
-        self.change_signed(None, make)
+        self.change_as(None, true, make)
     }
 
-    /// Like [`Self::change`], for a policy whose file this key signed.
-    fn change_signed(
+    /// Like [`Self::change`], for a policy whose file this key signed. Without `checks`, a policy
+    /// that a load would refuse may get a role.
+    fn change_as(
         &self,
         signed_by: Option<&str>,
+        checks: bool,
         mut make: impl FnMut(&Seen, &mut Vec<Instance<Transaction>>) -> Result<Assignment, ControlError>,
     ) -> Result<Assignment, ControlError> {
         // A caller that panicked has changed nothing.
@@ -521,6 +534,9 @@ impl Control {
             let next = make(&seen, &mut ready)?;
             if next == seen.assignment {
                 return Ok(next);
+            }
+            if checks {
+                self.check_roles(&seen, &next)?;
             }
             let act = Act {
                 at_ms: self.shared.server.now_ms(),

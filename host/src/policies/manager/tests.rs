@@ -153,6 +153,43 @@ fn a_rollback_that_the_guard_made_first_is_not_repeated() {
     assert!(control.rollback().unwrap().built_in);
 }
 
+/// A store may start with other trusted keys than those with which its policies were loaded.
+#[test]
+fn unverified_policies_keep_their_roles_and_get_no_new_one() {
+    let rig = rig();
+    let control = &rig.control;
+    let [a, b, c] = (*b"abc").map(|it| control.load(&twin(it), None).unwrap().digest);
+    for policy in [a, b] {
+        control.promote(&select(policy)).unwrap();
+    }
+    control.check_with(Box::new(|file: &[u8]| match file == twin(b'c') {
+        true => Ok(()),
+        false => Err("it is not signed".into()),
+    }));
+    let refuse = |done: Result<(), ControlError>| {
+        let error = done.unwrap_err();
+        assert_eq!(error.kind(), ControlErrorKind::Refused, "{error}");
+        assert!(error.to_string().ends_with(": it is not signed"), "{error}");
+    };
+    let a = select(a);
+    refuse(control.promote(&a).map(drop));
+    refuse(control.route(b"k/", Some(&a)));
+    refuse(control.shadow(Some((&a, 10))));
+    refuse(control.canary(Some((&a, CanaryRule::Percent(5)))));
+    assert_eq!(control.list().assignment.active, b);
+    // A rollback protects the store, so it may return to any policy.
+    rig.trip();
+    assert_eq!(select(control.list().assignment.active), a);
+    control.promote(&select(c)).unwrap();
+    assert_eq!(select(control.rollback().unwrap().digest), a);
+    control.promote(&select(c)).unwrap();
+    // The built-in policy needs no signature.
+    let built_in: Selector = "builtin".parse().unwrap();
+    control.route(b"k/", Some(&built_in)).unwrap();
+    control.promote(&built_in).unwrap();
+    assert_eq!(control.rollback().unwrap().digest, c);
+}
+
 /// In an earlier version a load that ended after the store's last record waited forever for its own
 /// record to become durable, and so the process never exited.
 #[test]

@@ -1,7 +1,9 @@
 //! The lines that differ from the received messages, and their corrections.
 
+use std::collections::BTreeMap;
+
 use data_encoding::HEXUPPER;
-use statehouse_transcript::{self as language, Said, Word, has_sign, quote, shown};
+use statehouse_transcript::{self as language, Said, Step, Word, has_sign, quote, shown};
 
 use super::report::{Difference, Report};
 use super::run::Run;
@@ -113,8 +115,8 @@ impl Run {
         )))
     }
 
-    /// Reports all messages to these clients that no line has matched. Their lines belong after the
-    /// lines that caused them.
+    /// Reports all messages to these clients that no line has matched, except failures, which no
+    /// line can expect. Their lines belong after the lines that caused them.
     pub(super) fn report_unmatched(&mut self, names: Vec<String>) {
         let mut unmatched = Vec::new();
         for name in names {
@@ -122,28 +124,30 @@ impl Run {
                 continue;
             };
             let (answer_at, notification_at) = (actor.answer_at, actor.notification_at);
-            let answers: Vec<_> = actor.answers.drain(..).collect();
+            let mut answers = std::mem::take(&mut actor.passed);
+            let open = actor.answers.drain(..);
+            answers.extend(open.map(|(from, came, dialect)| (from.max(answer_at), came, dialect)));
             let notifications: Vec<_> = actor.notifications.drain(..).collect();
-            for (from, came, dialect) in answers {
+            for (at, came, dialect) in answers {
+                if came.is_failure() {
+                    continue;
+                }
                 let line = self.answer_line(&name, &came, dialect, None, &[]);
                 if let Ok(Some(line)) = line {
-                    let failed = came.is_failure();
-                    unmatched.push((from.max(answer_at), 0, line, failed));
+                    unmatched.push((at, 0, line));
                 }
             }
             for (from, notification) in notifications {
                 if let Ok(Some(line)) = self.notification_line(&name, &notification, None) {
-                    unmatched.push((from.max(notification_at), 1, line, false));
+                    unmatched.push((from.max(notification_at), 1, line));
                 }
             }
         }
         // An answer comes before the notifications of its request.
-        unmatched.sort_by_key(|(at, kind, ..)| (*at, *kind));
-        for (at, _, line, failed) in unmatched {
+        unmatched.sort_by_key(|(at, kind, _)| (*at, *kind));
+        for (at, _, line) in unmatched {
             self.differs(at, format!("and then {line}, which no line says"));
-            if !failed {
-                self.changed.entry(at).or_default().1.push(line);
-            }
+            self.changed.entry(at).or_default().1.push(line);
         }
     }
 
@@ -151,6 +155,7 @@ impl Run {
         let mut corrected = String::new();
         for (at, line) in self.lines.iter().enumerate() {
             let (instead, behind) = self.changed.remove(&at).unwrap_or_default();
+            self.report.written += instead.iter().chain(&behind).count() as u64;
             for line in [instead.as_deref().unwrap_or(line)]
                 .into_iter()
                 .chain(behind.iter().map(String::as_str))
@@ -162,6 +167,33 @@ impl Run {
         self.report.corrected = corrected;
         self.report
     }
+}
+
+/// Of each line about an outcome: the number of later requests of its client, without the number of
+/// such lines from this one on. Requests before `quiet`, or before the connection ends, have their
+/// lines before it.
+pub(super) fn balances(steps: &[(usize, Step)]) -> BTreeMap<usize, isize> {
+    let mut balances = BTreeMap::new();
+    let mut of_clients: BTreeMap<&str, isize> = BTreeMap::new();
+    for (at, step) in steps.iter().rev() {
+        match step {
+            Step::Client { name, .. } | Step::Close(name) => {
+                of_clients.remove(name.as_str());
+            }
+            Step::Quiet => of_clients.clear(),
+            Step::Request { client, .. } => *of_clients.entry(client).or_default() += 1,
+            Step::Answer { client, .. }
+            | Step::Refused { client, .. }
+            | Step::Disconnected { client, .. }
+            | Step::Dropped(client) => {
+                let balance = of_clients.entry(client).or_default();
+                *balance -= 1;
+                balances.insert(*at, *balance);
+            }
+            _ => {}
+        }
+    }
+    balances
 }
 
 /// The key in a notification topic of the client; `None` for any other topic.

@@ -22,6 +22,8 @@ pub struct Report {
     pub logged: Vec<LoggedAt>,
     /// The corrected text. The lines about failed requests are not changed.
     pub corrected: String,
+    /// The number of lines of the corrected text that are new or changed.
+    pub written: u64,
 }
 
 impl Report {

@@ -14,6 +14,9 @@
 //!   but much time.
 //! * `SET key say text times` logs this text so often, and answers `+OK`.
 //! * `SET key thousandth` fails on every thousandth request of the instance.
+//! * `SET key latest` answers `+OK` with the latest version and the last command of this policy.
+//!   `ahead` and `wide` answer with a later version and with a larger counter than the store
+//!   assigns, `beyond` with a command that it does not declare.
 //! * The other modes are faults. `faults.txt` lists them for the tests.
 //!
 //! Other commands:
@@ -142,6 +145,15 @@ fn answer(head: &[u8], body: Body) -> Outcome {
         version: None,
         repeat: Repeat::Same,
         command: None,
+    }
+}
+
+/// `+OK` with this version and command.
+fn named(wall: u64, counter: u32, command: u16) -> Outcome {
+    Outcome {
+        version: Some(Stamp { wall, counter }),
+        command: Some(command),
+        ..answer(b"+OK\r\n", Body::None)
     }
 }
 
@@ -280,6 +292,10 @@ fn run_mode(
             }
         }
         b"much-random" => drop(host.random(u32::MAX)),
+        b"latest" => return named(now + 60_000, i32::MAX as u32 - 1, 2),
+        b"ahead" => return named(now + 60_001, 0, 2),
+        b"wide" => return named(now, i32::MAX as u32, 2),
+        b"beyond" => return named(now, 0, 3),
         _ => panic!("no such mode"),
     }
     answer(b"+OK\r\n", Body::None)

@@ -3,7 +3,7 @@
 //!
 //! `TALLY key` increments the counter in the key. It answers the mark of the build, the count, and
 //! the mark again. The mark is the environment variable `MARK` of the build. `META` fails for keys
-//! that begin with `bad-meta`.
+//! that begin with `bad-meta`, and has a malformed answer for keys that begin with `odd-meta`.
 
 #![deny(unsafe_code)]
 
@@ -44,6 +44,9 @@ impl Policy for Marked {
             Ok(words) if words.count() == 2 && words.get(0) == b"META" => {
                 let is_bad = words.get(1).starts_with(b"bad-meta");
                 assert!(!is_bad, "a panic in META on request");
+                if words.get(1).starts_with(b"odd-meta") {
+                    return answer("+odd\r\n".to_owned());
+                }
                 None
             }
             _ => None,
@@ -51,24 +54,28 @@ impl Policy for Marked {
         let Some(key) = key else {
             return self.0.handle(host, request);
         };
-        let head = match tally(host, &key) {
+        answer(match tally(host, &key) {
             Ok(count) => format!("*3\r\n+{MARK}\r\n:{count}\r\n+{MARK}\r\n"),
             Err(_) => "-ERR refused\r\n".to_owned(),
-        };
-        let reply = Frame {
-            head: head.into_bytes(),
-            body: Body::None,
-        };
-        Outcome {
-            reply,
-            version: None,
-            repeat: Repeat::Same,
-            command: u16::try_from(Self::describe().commands.len() - 1).ok(),
-        }
+        })
     }
 
     fn notify(&self, change: &Change, dialect: Dialect) -> Notification {
         self.0.notify(change, dialect)
+    }
+}
+
+/// An answer of these bytes to the last command.
+fn answer(head: String) -> Outcome {
+    let reply = Frame {
+        head: head.into_bytes(),
+        body: Body::None,
+    };
+    Outcome {
+        reply,
+        version: None,
+        repeat: Repeat::Same,
+        command: u16::try_from(Marked::describe().commands.len() - 1).ok(),
     }
 }
 

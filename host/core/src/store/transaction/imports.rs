@@ -10,7 +10,7 @@ use super::super::read_set::{ImportKind, Imported, NextImport};
 use super::super::rights::Rights;
 use super::super::watch::Scope;
 use super::{Change, DIVERGED, StagedWatch, Transaction, Write};
-use crate::clock::Stamp;
+use crate::clock::{COUNTER_END, Stamp};
 use crate::limits;
 use crate::log::JournalRoom;
 use crate::policy::{self, Access, Denial, Fault, Host, Page, Put, Reached};
@@ -286,6 +286,14 @@ impl Host for Transaction {
         bytes
     }
 
+    /// An entry may be ahead of `now`, because the clock may have been set back, but it is never
+    /// ahead of the last version.
+    fn may_have_assigned(&self, version: Stamp) -> bool {
+        let latest_ms = self.now_ms.max(self.hlc.last().wall);
+        version.wall <= latest_ms.saturating_add(limits::SKEW_MS_MAX)
+            && u64::from(version.counter) < COUNTER_END
+    }
+
     fn is_rerun(&self) -> bool {
         self.read_set.is_replaying()
     }
@@ -313,7 +321,8 @@ impl Transaction {
         Ok(hidden)
     }
 
-    /// Checks the configured limits of a put. A re-execution is exempt: its refusals are recorded.
+    /// Checks the fence and the configured limits of a put. A re-execution is exempt: its refusals
+    /// are recorded.
     fn check_put(&mut self, put: &Put<'_>) -> Result<(), Denial> {
         if self.read_set.is_replaying() {
             return Ok(());
@@ -322,6 +331,7 @@ impl Transaction {
         if put.value.len() as u64 > self.quota.value_bytes_max {
             return Err(self.exceeds(Exceeded::ValueBytes(self.quota.value_bytes_max)));
         }
+        self.check_fence(put)?;
         if self.quota.journal != JournalRoom::Growth {
             return Err(self.exceeds(Exceeded::Disk));
         }
@@ -513,10 +523,28 @@ impl Transaction {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Hlc;
     use crate::store::{Quota, State};
 
     fn begin(client: &str) -> Box<Transaction> {
         Transaction::of_client(Box::<State>::default(), Quota::default(), client)
+    }
+
+    #[test]
+    fn version_ahead_of_the_clock_is_one_of_the_store() {
+        let version = |wall, counter| Stamp { wall, counter };
+        let last = version(3_600_000, 7);
+        let mut state = Box::<State>::default();
+        state.hlc = Hlc::at(last);
+        let it = Transaction::of_client(state, Quota::default(), "a");
+        let counter_max = u32::try_from(COUNTER_END - 1).unwrap();
+        for assigned in [last, version(0, 0), version(3_660_000, counter_max)] {
+            assert!(it.may_have_assigned(assigned), "{assigned:?}");
+        }
+        let wide = version(10, counter_max + 1);
+        for forged in [wide, version(3_660_001, 0), version(u64::MAX, 0)] {
+            assert!(!it.may_have_assigned(forged), "{forged:?}");
+        }
     }
 
     /// The contract says so, and no notification could reach the client.
