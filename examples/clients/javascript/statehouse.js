@@ -5,7 +5,8 @@
 //     const value = await store.get("room/temperature");
 //
 // MQTT.js resends a request after a reconnect with its packet id and its correlation data, so the
-// store recognizes the duplicate. A page needs an import map for "mqtt".
+// store recognizes the duplicate. If the broker lost the session, this client resends the requests
+// that the broker had acknowledged. A page needs an import map for "mqtt".
 
 import mqtt from "mqtt";
 
@@ -45,6 +46,11 @@ const NO_MATCHING_SUBSCRIBERS = 0x10;
 /** The text of that error. Behind a broker that restarted, the store may connect later. */
 const NO_STORE = "no state store is subscribed to requests";
 const SESSION_TAKEN_OVER = 0x8e;
+/**
+ * The error of MQTT.js for a PUBACK with the reason 0x95, among others. Mosquitto sends it for a
+ * payload above its `message_size_limit`.
+ */
+const UNREADABLE_PUBACK = "Invalid puback reason code";
 /** Instead of the packet id of a request that is acknowledged. MQTT has no packet id 0. */
 const ACKNOWLEDGED = 0;
 
@@ -349,15 +355,20 @@ export class Store {
       if (packet.cmd !== "connack") return;
       this.#requestBytesMax = packet.properties?.maximumPacketSize ?? Infinity;
     });
+    // Requests must not wait until the broker has acknowledged earlier packets (Nagle). A WebSocket
+    // has no such method.
+    client.on("connect", () => /** @type {any} */ (client.stream).setNoDelay?.(true));
     // MQTT.js connects again after each error of a connection.
-    client.on("error", () => {});
+    client.on("error", (error) => {
+      if (error.message === UNREADABLE_PUBACK) this.#unreadable();
+    });
   }
 
   /** For `connect`. */
   async start() {
     // Later connections resume the session, so that the store recognizes a duplicate request.
     this.#client.options.clean = false;
-    this.#client.on("connect", () => this.#connected());
+    this.#client.on("connect", (packet) => this.#connected(packet.sessionPresent));
     this.#online = true;
     await this.#subscribe();
   }
@@ -591,14 +602,32 @@ export class Store {
     return this.#client.subscribeAsync(filters, { qos: 1 });
   }
 
-  #connected() {
+  /**
+   * MQTT.js reads nothing more after such a packet, and would resend the request for ever. Brokers
+   * acknowledge in order (MQTT 5 section 4.6), so this is about the oldest request.
+   */
+  #unreadable() {
+    const sent = [...this.#pending.values()].find((it) => it.packetId);
+    if (sent?.packetId) {
+      const why = "the broker refused the request, perhaps as too large (message_size_limit)";
+      this.#client.removeOutgoingMessage(sent.packetId);
+      sent.reject(new StoreError("denied", why));
+    }
+    this.#client.stream.destroy();
+  }
+
+  /** @param {boolean} [sessionPresent] */
+  #connected(sessionPresent) {
     this.#online = true;
     this.#subscribe().catch((error) => {
       const why = `the store refused a subscription: ${error.message}`;
       if (this.#online) this.#end(new StoreError("denied", why));
     });
     for (const request of this.#pending.values()) {
-      if (request.packetId === null) this.#send(request);
+      // The broker lost the session and so the responses to requests that it acknowledged. The
+      // store recognizes a duplicate by its correlation data and its timestamp.
+      const isLost = request.packetId === ACKNOWLEDGED && !sessionPresent;
+      if (request.packetId === null || isLost) this.#send(request);
     }
     this.#registerAll();
   }
@@ -704,6 +733,9 @@ export class Store {
  * @returns {Promise<Store>}
  */
 export async function connect(url, { username, password, ca, clientId, timeoutMs = 5000 } = {}) {
+  // A session of an earlier process would bring its notifications. For a random client id there is
+  // none: Mosquitto 2.0 does not save a session whose last connection began with Clean Start.
+  const clean = clientId != null;
   clientId ??= `statehouse-${hex(crypto.getRandomValues(new Uint8Array(8)))}`;
   const length = encoder.encode(clientId).length;
   if (length < 1 || length > CLIENT_ID_BYTES_MAX || /[+#\p{Cc}]/u.test(clientId)) {
@@ -713,6 +745,7 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
   const client = mqtt.connect(url, {
     protocolVersion: 5,
     clientId,
+    clean,
     username,
     password,
     ca: /** @type {any} */ (ca),

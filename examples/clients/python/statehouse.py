@@ -5,7 +5,8 @@
         value = store.get("room/temperature")
 
 paho resends a request after a reconnect with its packet id and its correlation data, so the store
-recognizes the duplicate. Paho runs in a thread of its own, and no code here may call it while it
+recognizes the duplicate. If the broker lost the session, this client resends the requests that the
+broker had acknowledged. Paho runs in a thread of its own, and no code here may call it while it
 holds `_mutex`: paho calls back with locks of its own.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
+import socket
 import threading
 import time
 from collections import deque
@@ -69,6 +71,7 @@ NO_STORE = "no state store is subscribed to requests"
 """The text of a `DeniedError`. Behind a broker that restarted, the store may connect later."""
 
 NO_MATCHING_SUBSCRIBERS = 0x10
+PROTOCOL_ERROR = 0x82
 SESSION_TAKEN_OVER = 0x8E
 
 Text = Union[str, bytes]
@@ -185,6 +188,7 @@ class _Request:
     payload: bytearray
     properties: Properties
     deadline: float
+    acknowledged: bool = False
     done: Future[_Response] = field(default_factory=Future)
 
     def finish(self, response: _Response) -> None:
@@ -202,6 +206,12 @@ class _Request:
         Mosquitto 2.0 take an expiry of 0 for none, so the command is erased too."""
         self.properties.MessageExpiryInterval = 0
         self.payload[:] = bytes(len(self.payload))
+
+    def shrink(self) -> None:
+        """The broker must take it when paho resends it. Only for paho's thread, between two
+        connections: another thread may pack the request at other times."""
+        self.abandon()
+        del self.payload[:]
 
 
 class _Clock:
@@ -385,6 +395,8 @@ class Store:
         self._early: dict[int, ReasonCode] = {}
         self._watches: dict[bytes, list[Watch]] = {}
         self._connections = 0
+        # Whether the broker has accepted the present connection.
+        self._accepted = False
         # What the store accepts (MQTT 5 section 3.2.2.3.6).
         self._request_bytes_max = MQTT_PACKET_BYTES_MAX
         self._closed: StoreError | None = None
@@ -577,6 +589,11 @@ class Store:
             if self._closed:
                 raise self._closed
             self._pending[request.correlation] = request
+        self._publish(request)
+
+    def _publish(self, request: _Request) -> None:
+        with self._mutex:
+            request.acknowledged = False
             self._publishing += 1
         sent = None
         try:
@@ -591,6 +608,7 @@ class Store:
                     self._early.clear()
                 if sent and sent.rc != MQTTErrorCode.MQTT_ERR_QUEUE_SIZE and reason is None:
                     self._unacknowledged[sent.mid] = request
+                request.acknowledged = reason is not None
         if sent.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             with self._mutex:
                 self._pending.pop(request.correlation, None)
@@ -598,8 +616,9 @@ class Store:
         if reason is not None:
             _reject(request, reason)
 
-    def _connect(self, host: str, port: int) -> None:
+    def _connect(self, host: str, port: int, clean_start: bool) -> None:
         client = self._mqtt
+        client.on_socket_open = self._opened
         client.on_pre_connect = self._before_connection
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
@@ -613,8 +632,9 @@ class Store:
         properties.SessionExpiryInterval = SESSION_EXPIRY_S
         properties.MaximumPacketSize = PACKET_BYTES_MAX
         try:
-            # Only the first connection starts a new session.
-            client.connect(host, port, keepalive=15, properties=properties)
+            # Mosquitto 2.0 does not save a session whose last connection began with Clean Start.
+            start = mqtt.MQTT_CLEAN_START_FIRST_ONLY if clean_start else False
+            client.connect(host, port, keepalive=15, clean_start=start, properties=properties)
             client.loop_start()
             self._ready.result(self.timeout)
         except OSError as error:
@@ -625,11 +645,18 @@ class Store:
             self.close()
             raise
 
+    def _opened(self, _client: mqtt.Client, _data: object, sock: object) -> None:
+        """Requests must not wait until the broker has acknowledged earlier packets (Nagle). The
+        class that paho wraps around a WebSocket has no options."""
+        if isinstance(sock, socket.socket):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
     def _before_connection(self, _client: mqtt.Client, _data: object) -> None:
-        """paho resends what is not acknowledged."""
+        """paho resends what is not acknowledged, and `_resend` the rest."""
+        self._accepted = False
         now = time.monotonic()
         with self._mutex:
-            for request in self._unacknowledged.values():
+            for request in [*self._unacknowledged.values(), *self._pending.values()]:
                 left = math.ceil(request.deadline - now)
                 if left > 0:
                     request.properties.MessageExpiryInterval = left
@@ -640,7 +667,7 @@ class Store:
         self,
         client: mqtt.Client,
         _data: object,
-        _flags: mqtt.ConnectFlags,
+        flags: mqtt.ConnectFlags,
         reason: ReasonCode,
         properties: Properties | None,
     ) -> None:
@@ -651,13 +678,27 @@ class Store:
             if not self._ready.done():
                 self._close(DeniedError(f"the store refused the connection: {reason}"))
             return
+        self._accepted = True
         filters = [self._answers, f"{self._notifications}+"]
         client.subscribe([(filter, SubscribeOptions(qos=1)) for filter in filters])
         with self._mutex:
             self._connections += 1
             keys = list(self._watches) if self._connections > 1 else []
             connection = self._connections
+        if not flags.session_present:
+            self._resend()
         self._register(keys, connection)
+
+    def _resend(self) -> None:
+        """The broker lost the session and so the responses to requests that it acknowledged. The
+        store recognizes a duplicate by its correlation data and its timestamp."""
+        with self._mutex:
+            pending = list(self._pending.values())
+        for request in (it for it in pending if it.acknowledged and not it.done.done()):
+            try:
+                self._publish(request)
+            except StoreError as error:
+                request.fail(error)
 
     def _register(self, keys: list[bytes], connection: int) -> None:
         """Registers watches again, one after the other: registrations end with their connection."""
@@ -733,13 +774,27 @@ class Store:
         self,
         _client: mqtt.Client,
         _data: object,
-        _flags: mqtt.DisconnectFlags,
+        flags: mqtt.DisconnectFlags,
         reason: ReasonCode,
         _properties: Properties | None,
     ) -> None:
         if reason.value == SESSION_TAKEN_OVER:
             # To connect again would end the other client's connection.
             self._close(TransportError("another client connected with the same client id"))
+        elif reason.value == PROTOCOL_ERROR and not flags.is_disconnect_packet_from_server:
+            if self._accepted:
+                self._unreadable()
+
+    def _unreadable(self) -> None:
+        """paho could not read a packet. It knows no PUBACK with the reason 0x95, which Mosquitto
+        sends for a payload above its `message_size_limit`, and would resend the request for ever.
+        Brokers acknowledge in order (MQTT 5 section 4.6), so this is about the oldest request."""
+        with self._mutex:
+            request = next(iter(self._unacknowledged.values()), None)
+        if request is not None:
+            request.shrink()
+            why = "the broker probably refused the request as too large (message_size_limit)"
+            request.fail(DeniedError(why))
 
     def _acknowledged(
         self,
@@ -751,7 +806,9 @@ class Store:
     ) -> None:
         with self._mutex:
             request = self._unacknowledged.pop(mid, None)
-            if request is None and self._publishing:
+            if request is not None:
+                request.acknowledged = True
+            elif self._publishing:
                 self._early[mid] = reason
         if request is not None:
             _reject(request, reason)
@@ -858,6 +915,8 @@ def connect(
     ports = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
     if parts.scheme not in ports or not parts.hostname:
         raise ValueError(f"{url!r} is not a URL of the form mqtt://HOST:PORT, mqtts, ws or wss")
+    # A session of an earlier process would bring its notifications.
+    clean_start = client_id is not None
     if client_id is None:
         client_id = f"statehouse-{secrets.token_hex(8)}"
     is_topic_level = client_id.isprintable() and not set("+#") & set(client_id)
@@ -879,7 +938,7 @@ def connect(
     if name is not None:
         secret = password if password is not None else unquote(parts.password or "")
         store._mqtt.username_pw_set(name, secret)
-    store._connect(parts.hostname, parts.port or ports[parts.scheme])
+    store._connect(parts.hostname, parts.port or ports[parts.scheme], clean_start)
     return store
 
 

@@ -246,16 +246,31 @@ impl<T> Ledger<T> {
             return None;
         }
         let suspect = self.suspect_in_flight();
+        let is_refusal = matches!(blame, Blame::Puback(_));
         for number in self.packet_ids.values() {
             if self.messages.contains_key(number) {
                 let times = self.blamed.entry(*number).or_default();
                 *times = times.saturating_add(1);
+                if is_refusal {
+                    // One of them is the cause, so the next connection must find it.
+                    *times = (*times).max(limits::SUSPECT_AFTER);
+                }
             }
+        }
+        if is_refusal {
+            return self.only_sent();
         }
         suspect.filter(|number| {
             let times = self.blamed.get(number).copied().unwrap_or_default();
             blame == Blame::Message || times >= limits::GIVE_UP_AFTER
         })
+    }
+
+    /// The only message that the broker may have received and not acknowledged.
+    fn only_sent(&self) -> Option<u64> {
+        let mut sent = self.packet_ids.values().copied();
+        let number = sent.next().filter(|_| sent.next().is_none())?;
+        self.messages.contains_key(&number).then_some(number)
     }
 
     /// The broker has no session, so every message is unsent.
@@ -438,6 +453,32 @@ mod tests {
         ledger.subscribed();
         send_all(&mut ledger);
         assert_eq!(ledger.lost(false, Blame::Unknown), Some(()));
+    }
+
+    #[test]
+    fn message_refused_alone_is_removed_at_once() {
+        let (mut ledger, _) = ledger(1);
+        send_all(&mut ledger);
+        ledger.subscribed();
+        assert_eq!(ledger.lost(false, Blame::Puback(0x95)), Some(()));
+        assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn message_refused_among_others_is_found_by_the_next_connection() {
+        let (mut ledger, numbers) = ledger(2);
+        send_all(&mut ledger);
+        ledger.subscribed();
+        assert_eq!(ledger.lost(false, Blame::Puback(0x95)), None);
+        ledger.subscribed();
+        assert_eq!(send_all(&mut ledger), numbers[..1], "alone");
+        assert_eq!(ledger.lost(false, Blame::Puback(0x95)), Some(()));
+        assert!(ledger.get(numbers[0]).is_none() && ledger.get(numbers[1]).is_some());
+        // Its owner has removed the only message in flight, so there is nothing to remove.
+        ledger.subscribed();
+        assert_eq!(send_all(&mut ledger), numbers[1..]);
+        ledger.remove(numbers[1]);
+        assert_eq!(ledger.lost(false, Blame::Puback(0x95)), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! Invariants:
 //!
 //! * A message must not be lost with a connection or a session. It stays in the ledger until the
-//!   owner removes it, unless the broker closes every connection because of it.
+//!   owner removes it, unless the broker refuses it or closes every connection because of it.
 //! * PUBACKs must be sent in the order of receipt, each after the messages that the received one
 //!   caused. Otherwise a crash could lose a response whose request was acknowledged.
 //! * The crate never reads a payload and knows no topics.
@@ -28,8 +28,8 @@ mod random;
 mod receipts;
 pub mod tls;
 
-pub use link::{Arrival, End, Owner, Verdict, run};
-pub use loss::{describe, describe_io, is_refusal, is_untrusted};
+pub use link::{Accepted, Arrival, End, Owner, Verdict, run};
+pub use loss::{describe, describe_io, describe_reason, is_refusal, is_untrusted};
 pub use options::{Options, Place};
 pub use outlet::{Message, Outlet};
 pub use random::random;

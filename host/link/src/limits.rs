@@ -20,6 +20,15 @@ pub(crate) const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 /// can subscribe and leave its mark meanwhile.
 pub(crate) const TAKEOVER_PAUSE: Duration = Duration::from_secs(3);
 
+/// A connection counts as stable after this time since the broker answered its SUBSCRIBE, or after
+/// the PUBACK of a message that [proves](crate::Message::proves_connection) it. Only then the next
+/// loss is followed by the shortest pause: a broker may close each connection after the SUBACK.
+pub const STABLE_AFTER: Duration = Duration::from_secs(5);
+
+/// How long no payload is sent that is as long as one that the broker refused as too large. The
+/// operator may raise the limit of the broker, and a further attempt costs one connection.
+pub(crate) const REFUSED_SIZE_TIME: Duration = Duration::from_secs(60);
+
 /// Places in rumqttc's channel in addition to those of messages and PUBACKs: for the SUBSCRIBE, the
 /// UNSUBSCRIBEs, the DISCONNECT, and some messages that are not stored. If the channel is full all
 /// the same, stored messages follow when a place is free.

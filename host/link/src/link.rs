@@ -8,6 +8,8 @@
 //!   broker reconnects with a smaller Receive Maximum. In both cases rumqttc is rebuilt.
 //! * It sends no PUBACK while as many messages are in flight as the broker allows. The outlet stays
 //!   one below that number.
+//! * It cannot read a PUBACK with a reason code that MQTT 5 defines for other packets, and does not
+//!   report its packet id. The ledger finds the message that was refused.
 //! * A write to a broker that does not read blocks for ever, and no PINGREQ is sent then. Each poll
 //!   has a time limit.
 
@@ -22,7 +24,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::limits;
-use crate::loss::{Blame, describe, is_rate_refusal, is_refusal, is_takeover, needs_rebuild};
+use crate::loss::{Blame, describe_loss, is_rate_refusal, is_refusal, is_takeover, needs_rebuild};
 use crate::options::{Options, Place};
 use crate::outlet::{Message, Outlet};
 use crate::random::random;
@@ -42,7 +44,7 @@ pub trait Owner: Send + Sync + 'static {
     fn filters(&self) -> Vec<Filter>;
 
     /// A connection is established but not yet subscribed.
-    fn connected(self: &Arc<Self>, session_present: bool);
+    fn connected(self: &Arc<Self>, accepted: Accepted);
 
     /// The broker has answered the SUBSCRIBE, with one code per filter.
     fn subscribed(&self, granted: &[SubscribeReasonCode]) -> Verdict;
@@ -73,6 +75,12 @@ pub trait Owner: Send + Sync + 'static {
     /// `why` is the second half of a sentence.
     fn hopeless(&self, message: Self::Message, why: &str);
 
+    /// The broker refused this message with this reason code of a PUBACK, which rumqttc cannot
+    /// read: see [`describe_reason`](crate::describe_reason). It was removed from
+    /// the ledger, and the connection was lost. The PUBACK of the message that caused it is not
+    /// sent, so the broker redelivers that one.
+    fn unacceptable(&self, message: Self::Message, code: u8);
+
     /// Returns the address and the credentials for the next connection if they may have changed,
     /// for example the certificates in files. Called before each further attempt, on a thread that
     /// may block.
@@ -82,6 +90,15 @@ pub trait Owner: Send + Sync + 'static {
 
     /// No further connection will be established. This is the last call.
     fn ended(&self, end: End);
+}
+
+/// What the broker said when it accepted a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accepted {
+    /// Whether it has the session of an earlier connection.
+    pub session_present: bool,
+    /// Whether it takes retained messages. Otherwise none may be sent (MQTT 5 [MQTT-3.2.2-14]).
+    pub retain_available: bool,
 }
 
 /// The decision of an owner about the answer to its subscriptions.
@@ -143,7 +160,8 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
                 Next::Rebuild(why) => (why, true, Blame::NoMessage),
             },
             Ok(Err(error)) => {
-                let why = describe(&error);
+                let connected = link.connected;
+                let why = describe_loss(&error, connected);
                 // rumqttc reads ahead, so process what arrived before the loss.
                 if matches!(link.take(None), Next::End) {
                     return;
@@ -154,16 +172,14 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
                     return;
                 }
                 refusal = is_refusal(&error).then(|| is_rate_refusal(&error));
-                (why, needs_rebuild(&error), Blame::of(&error))
+                (why, needs_rebuild(&error), Blame::of(&error, connected))
             }
             Err(_) => {
                 let why = "the broker does not read any more".to_owned();
                 (why, true, Blame::NoMessage)
             }
         };
-        if let Some(message) = link.lost(rebuild, blame) {
-            link.owner.hopeless(message, &why);
-        }
+        link.lost(rebuild, blame, &why);
         if closing.is_some() {
             return;
         }
@@ -223,6 +239,8 @@ struct Link<O> {
     options: MqttOptions,
     client: AsyncClient,
     events: EventLoop,
+    /// Whether the broker has accepted the connection.
+    connected: bool,
     pause: Duration,
     /// The broker's Receive Maximum. rumqttc handles an increase but not a decrease.
     receive_max: Option<u16>,
@@ -241,6 +259,7 @@ impl<O: Owner> Link<O> {
             options,
             client,
             events,
+            connected: false,
             receive_max: None,
             arrivals: Vec::new(),
         }
@@ -302,14 +321,13 @@ impl<O: Owner> Link<O> {
     fn event(&mut self, event: Event, arrivals: &mut Vec<Arrival>) -> Next {
         let by_hand = self.ours.by_hand;
         match event {
-            Event::Incoming(Packet::ConnAck(ack)) => return self.connected(&ack),
+            Event::Incoming(Packet::ConnAck(ack)) => return self.accepted(&ack),
             Event::Incoming(Packet::SubAck(ack)) => {
                 match self.owner.subscribed(&ack.return_codes) {
                     Verdict::GoOn => {}
                     Verdict::TryAgain(why) => return Next::Rebuild(why),
                     Verdict::End => return Next::End,
                 }
-                self.pause = self.ours.pauses.0;
                 self.owner.with(Outlet::subscribed);
             }
             Event::Outgoing(Sent::Disconnect) => return Next::End,
@@ -330,7 +348,8 @@ impl<O: Owner> Link<O> {
         Next::Poll
     }
 
-    fn connected(&mut self, ack: &ConnAck) -> Next {
+    fn accepted(&mut self, ack: &ConnAck) -> Next {
+        self.connected = true;
         let properties = ack.properties.as_ref();
         let receive_max = properties
             .and_then(|p| p.receive_max)
@@ -368,27 +387,38 @@ impl<O: Owner> Link<O> {
         self.owner.with(|outlet| {
             outlet.up(client, ack.session_present, packet_bytes_max, receive_max);
         });
-        self.owner.connected(ack.session_present);
+        self.owner.connected(Accepted {
+            session_present: ack.session_present,
+            retain_available: properties.and_then(|p| p.retain_available) != Some(0),
+        });
         Next::Poll
     }
 
-    /// Synchronizes the outlet with rumqttc after the connection was lost.
-    fn lost(&mut self, rebuild: bool, blame: Blame) -> Option<O::Message> {
+    /// Synchronizes the outlet with rumqttc after the connection was lost, and passes the message
+    /// that is certainly the cause to the owner.
+    fn lost(&mut self, rebuild: bool, blame: Blame, why: &str) {
         let rebuild = rebuild || self.events.state.collision.is_some();
         let events = &mut self.events;
-        let rejected = self.owner.with(|outlet| {
+        let (rejected, is_stable) = self.owner.with(|outlet| {
             let rejected = outlet.down(rebuild, blame);
             // Under the lock, because publishers could use rumqttc until the line above. The outlet
             // stores all of it.
             events.clean();
             events.pending.clear();
-            rejected
+            (rejected, outlet.is_stable())
         });
+        if std::mem::take(&mut self.connected) && is_stable {
+            self.pause = self.ours.pauses.0;
+        }
         if rebuild {
             (self.client, self.events) =
                 AsyncClient::new(self.options.clone(), self.ours.channel());
             self.receive_max = None;
         }
-        rejected
+        match (rejected, blame) {
+            (Some(message), Blame::Puback(code)) => self.owner.unacceptable(message, code),
+            (Some(message), _) => self.owner.hopeless(message, why),
+            (None, _) => {}
+        }
     }
 }

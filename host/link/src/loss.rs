@@ -9,6 +9,10 @@ use rumqttc::v5::mqttbytes::Error as WireError;
 use rumqttc::v5::mqttbytes::v5::{ConnectReturnCode, DisconnectReasonCode};
 use rumqttc::v5::{ConnectionError, StateError};
 
+/// Reason code 0x95 of MQTT 5. Mosquitto sends it in a PUBACK if a payload is longer than its
+/// `message_size_limit`. rumqttc 0.25 knows it in CONNACK and DISCONNECT only.
+pub(crate) const PACKET_TOO_LARGE: u8 = 0x95;
+
 /// Whether the broker reports that another connection took over the session.
 pub(crate) fn is_takeover(error: &ConnectionError) -> bool {
     matches!(
@@ -29,12 +33,23 @@ pub(crate) enum Blame {
     Unknown,
     /// The broker reports that it received something that it does not accept.
     Message,
+    /// A PUBACK has this reason code, which rumqttc cannot read. So one of the messages in flight
+    /// is refused, and the error does not say which one.
+    Puback(u8),
 }
 
 impl Blame {
-    /// Classifies an error.
-    pub(crate) fn of(error: &ConnectionError) -> Self {
+    /// Classifies an error. `connected` says whether the broker had accepted the connection.
+    pub(crate) fn of(error: &ConnectionError, connected: bool) -> Self {
         use DisconnectReasonCode as Code;
+        if let Some(code) = unknown_reason(error, connected) {
+            // rumqttc knows this code in a DISCONNECT, so it was in another packet. Otherwise it
+            // may have been in a DISCONNECT too.
+            return match Code::try_from(code) {
+                Ok(_) => Self::Puback(code),
+                Err(_) => Self::Message,
+            };
+        }
         let ConnectionError::MqttState(error) = error else {
             return Self::NoMessage;
         };
@@ -71,6 +86,18 @@ impl Blame {
             ) => Self::Unknown,
             _ => Self::NoMessage,
         }
+    }
+}
+
+/// The reason code that rumqttc 0.25 does not know in the packet that has it: in a PUBACK, a PUBREC
+/// or a DISCONNECT if the broker had accepted the connection. It reports the same error for a
+/// CONNACK, but it knows [`PACKET_TOO_LARGE`] there.
+fn unknown_reason(error: &ConnectionError, connected: bool) -> Option<u8> {
+    match error {
+        ConnectionError::MqttState(StateError::Deserialization(
+            WireError::InvalidConnectReturnCode(code),
+        )) if connected || *code == PACKET_TOO_LARGE => Some(*code),
+        _ => None,
     }
 }
 
@@ -137,11 +164,49 @@ fn describe_refusal(code: ConnectReturnCode) -> String {
     }
 }
 
+/// Describes the reason code of a PUBACK that refuses a message, as the end of a sentence.
+#[must_use]
+pub fn describe_reason(code: u8) -> String {
+    match code {
+        PACKET_TOO_LARGE => {
+            format!("reason 0x{code:02X} (packet too large): see message_size_limit of Mosquitto")
+        }
+        _ => format!("reason 0x{code:02X}"),
+    }
+}
+
+fn describe_puback(code: u8) -> String {
+    let reason = describe_reason(code);
+    format!("the broker refused a message with {reason}")
+}
+
+/// Describes the end of a connection as the second half of a sentence. `connected` says whether the
+/// broker had accepted it.
+pub(crate) fn describe_loss(error: &ConnectionError, connected: bool) -> String {
+    if let Some(code) = unknown_reason(error, connected) {
+        return match Blame::of(error, connected) {
+            Blame::Puback(code) => describe_puback(code),
+            _ => format!("the broker sent reason 0x{code:02X}, which this client does not know"),
+        };
+    }
+    match error {
+        ConnectionError::MqttState(StateError::Deserialization(
+            WireError::InvalidSubscribeReasonCode(code),
+        )) if connected => format!(
+            "the broker refused a subscription with reason 0x{code:02X}, which this client does not know"
+        ),
+        other => describe(other),
+    }
+}
+
 /// Describes the error as the second half of a sentence.
 #[must_use]
 pub fn describe(error: &ConnectionError) -> String {
     if let Some(error) = tls_error(error) {
         return describe_tls(error);
+    }
+    if let Some(code) = unknown_reason(error, false) {
+        return describe_puback(code);
     }
     match error {
         ConnectionError::Tls(TlsError::Io(error))
@@ -307,7 +372,6 @@ mod tests {
 
     #[test]
     fn bytes_that_are_not_mqtt_name_the_port() {
-        let wire = |error| ConnectionError::MqttState(StateError::Deserialization(error));
         for error in [
             WireError::InvalidPropertyType(46),
             WireError::MalformedPacket,
@@ -325,10 +389,11 @@ mod tests {
     #[test]
     fn broker_shutdown_blames_no_message() {
         let said = |reason_code| {
-            Blame::of(&ConnectionError::MqttState(StateError::ServerDisconnect {
+            let error = ConnectionError::MqttState(StateError::ServerDisconnect {
                 reason_code,
                 reason_string: None,
-            }))
+            });
+            Blame::of(&error, true)
         };
         assert_eq!(
             said(DisconnectReasonCode::ServerShuttingDown),
@@ -336,6 +401,53 @@ mod tests {
         );
         assert_eq!(said(DisconnectReasonCode::ProtocolError), Blame::Message);
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-        assert_eq!(Blame::of(&ConnectionError::Io(refused)), Blame::NoMessage);
+        let refused = ConnectionError::Io(refused);
+        assert_eq!(Blame::of(&refused, false), Blame::NoMessage);
+    }
+
+    fn wire(error: WireError) -> ConnectionError {
+        ConnectionError::MqttState(StateError::Deserialization(error))
+    }
+
+    /// Regression: no message was blamed, so it was resent for ever, and the text named a TLS port.
+    #[test]
+    fn unknown_reason_of_a_puback_blames_a_message() {
+        let too_large = wire(WireError::InvalidConnectReturnCode(PACKET_TOO_LARGE));
+        for connected in [true, false] {
+            let blame = Blame::of(&too_large, connected);
+            assert_eq!(blame, Blame::Puback(PACKET_TOO_LARGE));
+        }
+        for text in [describe(&too_large), describe_loss(&too_large, true)] {
+            assert_eq!(
+                text,
+                "the broker refused a message with reason 0x95 (packet too large): see message_size_limit of Mosquitto"
+            );
+        }
+        let rate = wire(WireError::InvalidConnectReturnCode(0x96));
+        assert_eq!(Blame::of(&rate, true), Blame::Puback(0x96));
+        assert_eq!(
+            describe_loss(&rate, true),
+            "the broker refused a message with reason 0x96"
+        );
+        // It may have been in a DISCONNECT.
+        let undefined = wire(WireError::InvalidConnectReturnCode(0xAA));
+        assert_eq!(Blame::of(&undefined, true), Blame::Message);
+        let text = describe_loss(&undefined, true);
+        assert!(text.starts_with("the broker sent reason 0xAA"), "{text}");
+    }
+
+    #[test]
+    fn unknown_reason_before_the_connection_blames_no_message() {
+        let refused = wire(WireError::InvalidConnectReturnCode(1));
+        assert_eq!(Blame::of(&refused, false), Blame::NoMessage);
+        assert!(describe_loss(&refused, false).contains("not MQTT 5"));
+    }
+
+    #[test]
+    fn unknown_reason_of_a_suback_is_described() {
+        let refused = wire(WireError::InvalidSubscribeReasonCode(0x95));
+        assert_eq!(Blame::of(&refused, true), Blame::NoMessage);
+        let text = describe_loss(&refused, true);
+        assert!(text.contains("a subscription with reason 0x95"), "{text}");
     }
 }

@@ -8,10 +8,12 @@ use std::collections::{BTreeSet, VecDeque};
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{Filter, PubAck, Publish, PublishProperties};
 use rumqttc::v5::{AsyncClient, Request as Outgoing};
+use tokio::time::Instant;
 
 use crate::ledger::Ledger;
+use crate::limits;
 use crate::link::Arrival;
-use crate::loss::Blame;
+use crate::loss::{Blame, PACKET_TOO_LARGE};
 use crate::receipts::Receipts;
 
 /// A message that is stored until its owner removes it from the ledger.
@@ -21,11 +23,19 @@ pub trait Message: Send {
     /// expired; it is then removed.
     fn publish(&self) -> Option<Publish>;
 
-    /// The broker does not accept a packet of this size. Returns a replacement, which must be small
-    /// enough. If there is none, the message is removed.
+    /// The broker does not accept a packet of this size, or a payload of this size if it has
+    /// refused one lately. Returns a replacement, which must be small enough. If there is none, the
+    /// message is removed.
     fn too_large(self, bytes: usize, bytes_max: usize) -> Option<Self>
     where
         Self: Sized;
+
+    /// Whether the PUBACK of this message shows that the connection is of use, so that it counts as
+    /// stable: see [`Outlet::is_stable`]. Must be false for a message that is published at each
+    /// connection.
+    fn proves_connection(&self) -> bool {
+        true
+    }
 }
 
 /// The outgoing messages of a session and the receipts of incoming ones.
@@ -40,8 +50,12 @@ pub struct Outlet<T> {
     /// `None` without a connection.
     client: Option<AsyncClient>,
     packet_bytes_max: usize,
+    /// The length of the payload that the broker refused last as too large, and when.
+    refused: Option<(usize, Instant)>,
     /// The number of PUBLISH packets that rumqttc may have at once.
     in_flight_max: usize,
+    /// From when on the connection is stable, or whether the last one was.
+    stable_from: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -59,7 +73,9 @@ impl<T> Default for Outlet<T> {
             orphans: BTreeSet::new(),
             client: None,
             packet_bytes_max: usize::MAX,
+            refused: None,
             in_flight_max: 0,
+            stable_from: None,
         }
     }
 }
@@ -141,6 +157,13 @@ impl<T: Message> Outlet<T> {
         self.client.is_some()
     }
 
+    /// Whether the connection is stable: see [`limits::STABLE_AFTER`]. Without a connection, this is
+    /// about the last one.
+    #[must_use]
+    pub fn is_stable(&self) -> bool {
+        self.stable_from.is_some_and(|from| from <= Instant::now())
+    }
+
     /// How many received messages are not acknowledged.
     #[must_use]
     pub fn unacknowledged(&self) -> usize {
@@ -214,6 +237,7 @@ impl<T: Message> Outlet<T> {
             self.orphans.clear();
         }
         self.packet_bytes_max = packet_bytes_max;
+        self.stable_from = None;
         // One less than the broker allows. At the full number rumqttc would send no PUBACKs either.
         self.in_flight_max = usize::from(receive_max.saturating_sub(1).max(1));
         self.client = Some(client);
@@ -222,8 +246,15 @@ impl<T: Message> Outlet<T> {
     /// The connection was lost; see [`Ledger::lost`].
     pub(crate) fn down(&mut self, rebuild: bool, blame: Blame) -> Option<T> {
         self.client = None;
+        self.stable_from = self.stable_from.filter(|from| *from <= Instant::now());
         self.receipts.lost();
         let rejected = self.ledger.lost(rebuild, blame);
+        if blame == Blame::Puback(PACKET_TOO_LARGE) {
+            let publish = rejected.as_ref().and_then(|it| it.message.publish());
+            if let Some(publish) = publish {
+                self.refused = Some((publish.payload.len(), Instant::now()));
+            }
+        }
         let of_requests = self.ledger.iter().filter(|(_, entry)| entry.of.is_some());
         self.orphans = of_requests.map(|(number, _)| number).collect();
         rejected.map(|it| it.message)
@@ -262,6 +293,9 @@ impl<T: Message> Outlet<T> {
     /// Registers a PUBACK. Returns `None` if its packet id is unknown.
     pub(crate) fn acknowledged(&mut self, ack: PubAck) -> Option<Arrival> {
         let number = self.ledger.acknowledged(ack.pkid)?;
+        if self.get(number).is_some_and(Message::proves_connection) && self.stable_from.is_some() {
+            self.stable_from = Some(Instant::now());
+        }
         // Brokers acknowledge in order (MQTT 5 [MQTT-4.6.0-2]). A broker that skips a message may
         // never acknowledge it, and the PUBACKs must not wait for ever.
         self.orphans = self.orphans.split_off(&number);
@@ -271,6 +305,7 @@ impl<T: Message> Outlet<T> {
     /// The broker has answered the SUBSCRIBE.
     pub(crate) fn subscribed(&mut self) {
         self.ledger.subscribed();
+        self.stable_from = Some(Instant::now() + limits::STABLE_AFTER);
     }
 
     /// Sends the PUBACKs that are due. Returns false if rumqttc has no room.
@@ -298,15 +333,13 @@ impl<T: Message> Outlet<T> {
             self.remove(number);
             return None;
         };
-        let bytes = size(&mut publish);
-        if bytes <= self.packet_bytes_max {
+        let Some((bytes, bytes_max)) = self.excess(&mut publish) else {
             return Some(publish);
-        }
+        };
         let Entry { message, of } = self.ledger.remove(number)?;
-        let smaller = message.too_large(bytes, self.packet_bytes_max);
+        let smaller = message.too_large(bytes, bytes_max);
         let publish = smaller.as_ref().and_then(Message::publish);
-        let publish =
-            publish.and_then(|mut it| (size(&mut it) <= self.packet_bytes_max).then_some(it));
+        let publish = publish.and_then(|mut it| self.excess(&mut it).is_none().then_some(it));
         match (smaller, of) {
             (Some(message), of) if publish.is_some() => {
                 self.ledger.put_back(number, Entry { message, of });
@@ -314,6 +347,20 @@ impl<T: Message> Outlet<T> {
             (_, of) => self.done(number, of),
         }
         publish
+    }
+
+    /// The size of a packet that the broker does not accept, or of its payload, and the largest
+    /// size that it may accept. `None` if it may accept this packet.
+    fn excess(&mut self, publish: &mut Publish) -> Option<(usize, usize)> {
+        let packet = size(publish);
+        if packet > self.packet_bytes_max {
+            return Some((packet, self.packet_bytes_max));
+        }
+        let is_over = |it: &mut (usize, Instant)| it.1.elapsed() >= limits::REFUSED_SIZE_TIME;
+        self.refused.take_if(is_over);
+        let (refused, _) = self.refused?;
+        let payload = publish.payload.len();
+        (payload >= refused).then(|| (payload, refused.saturating_sub(1)))
     }
 }
 

@@ -12,6 +12,8 @@ use rustls::{CertificateError, ClientConfig, RootCertStore};
 
 use crate::limits;
 
+const MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// Why TLS cannot be set up, as a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
@@ -127,6 +129,19 @@ pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| TlsError::NoKey(path.to_owned()))
 }
 
+/// The text of a PEM file without the byte order marks (U+FEFF in UTF-8) with which some editors
+/// begin a file. The parser ignores the section behind a mark, so that a certificate or a list of
+/// revoked ones would have no effect. In a file that was joined from several, a mark may begin any
+/// line.
+#[must_use]
+pub fn without_marks(text: &[u8]) -> Vec<u8> {
+    let mut rest = Vec::with_capacity(text.len());
+    for line in text.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+        rest.extend_from_slice(line.strip_prefix(MARK).unwrap_or(line));
+    }
+    rest
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let failed = |error| TlsError::Read(path.to_owned(), error);
     let mut bytes = Vec::new();
@@ -137,7 +152,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     if bytes.len() as u64 > limits::PEM_FILE_BYTES_MAX {
         return Err(TlsError::Size(path.to_owned()));
     }
-    Ok(bytes)
+    Ok(without_marks(&bytes))
 }
 
 #[cfg(test)]
@@ -193,6 +208,27 @@ HB/uiKppHQ==
             assert_eq!(chain(&path).ok().map(|it| it.len()), count);
         }
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Regression: the section behind a mark was left out.
+    #[test]
+    fn byte_order_marks_hide_no_certificate() {
+        let path = std::env::temp_dir().join(format!("statehouse-marks-{:x}", crate::random()));
+        for (text, count) in [
+            (format!("\u{feff}{GOOD}"), 1),
+            (format!("\u{feff}{GOOD}{GOOD}"), 2),
+            (format!("{GOOD}\u{feff}{GOOD}"), 2),
+            (format!("# Wärme\r\u{feff}{GOOD}"), 1),
+        ] {
+            std::fs::write(&path, &text).unwrap();
+            assert_eq!(certificates(&path).unwrap().len(), count, "{text}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        let (key, marked) = ("-----BEGIN", "\u{feff}-----BEGIN");
+        assert_eq!(without_marks(marked.as_bytes()), key.as_bytes());
+        // Within a line it is a character of the text.
+        let within = "# \u{feff}\n".as_bytes();
+        assert_eq!(without_marks(within), within);
     }
 
     #[test]

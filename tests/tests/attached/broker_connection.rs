@@ -1,9 +1,15 @@
 //! Tests how a store connects to a foreign broker: TLS with and without a client certificate, user
-//! names and passwords, and a broker that starts after the store.
+//! names and passwords, a broker that starts after the store, and one that ends connections.
 
-use std::{fs, net::SocketAddr, path::Path, process::Command, thread, time::Duration};
+use std::{
+    collections::HashSet, fs, net::SocketAddr, path::Path, process::Command, thread, time::Duration,
+};
 
-use statehouse_tests::{Mosquitto, Server, command::finish, store::Store, wait::until};
+use statehouse_tests::{
+    Fate, Mosquitto, Server, Way, command::finish, packet::kind, store::Store, wait::until,
+};
+
+use crate::scene::Scene;
 
 const TLS_LISTENER: &str = "cafile ca.crt\ncertfile server.crt\nkeyfile server.key";
 
@@ -197,4 +203,58 @@ fn store_waits_for_a_broker_that_starts_later() {
     // A store without its broker stops normally on SIGTERM.
     broker.stop();
     server.stop();
+}
+
+/// Regression: the store published a retained mark, so that the broker ended each connection.
+#[test]
+fn broker_without_retained_messages_gets_no_retained_mark() {
+    let broker = Mosquitto::with(&["retain_available false"]);
+    let mut server = Server::attached(&broker.url(), broker.address(), &[("presence", "off")]);
+    assert_serves(&mut server);
+    let warning = "takes no retained messages";
+    server.wait_for_log(warning);
+    assert_eq!(server.metric("broker_connections_total"), 1);
+    let log = server.stderr();
+    let logged = log.iter().filter(|line| line.contains(warning)).count();
+    assert_eq!(logged, 1, "{log:?}");
+}
+
+/// Regression: the store connected 14 times a second, and logged each time.
+#[test]
+fn broker_that_ends_each_connection_meets_pauses_and_few_lines() {
+    let scene = Scene::start();
+    scene
+        .proxy
+        .script(|seen| match (seen.way, seen.packet.kind()) {
+            (Way::FromBroker, kind::SUBACK) => Fate::CutAfter,
+            _ => Fate::Pass,
+        });
+    scene.proxy.cut();
+    until("the store tries again", || scene.proxy.connections() >= 6);
+    let before = scene.proxy.connections();
+    // The pauses are longer than this by now.
+    thread::sleep(Duration::from_secs(1));
+    assert!(scene.proxy.connections() <= before + 2);
+    let log = scene.host.stderr();
+    let reasons: Vec<_> = log
+        .iter()
+        .filter_map(|line| line.split_once("no connection to "))
+        .map(|(_, reason)| reason)
+        .collect();
+    let different: HashSet<_> = reasons.iter().collect();
+    // A reason is logged again if the first connection had lasted.
+    assert!(reasons.len() <= different.len() + 1, "{reasons:?}");
+
+    let attached = || {
+        let log = scene.host.stderr();
+        log.iter()
+            .filter(|line| line.contains("attached to "))
+            .count()
+    };
+    let before = attached();
+    assert!(before <= 2, "{log:?}");
+    scene.proxy.pass();
+    let mut client = scene.client("client");
+    client.set("key", "value");
+    until("the log says that it is attached", || attached() > before);
 }

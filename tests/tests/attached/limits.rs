@@ -1,5 +1,6 @@
 //! Changes limits of a store behind a foreign broker in its settings file. The limits of the store
-//! must change at once; limits of clients belong to the broker.
+//! must change at once; limits of clients belong to the broker. A message above a limit of the
+//! broker must not affect other messages.
 
 use std::{fs, path::PathBuf};
 
@@ -93,4 +94,44 @@ fn packet_limit_changes_at_restart_only() {
         assert_eq!(site.limit(broker_limit), None, "{broker_limit}");
     }
     store.set("1", "value");
+}
+
+/// The payloads that this broker takes have at most 1000 bytes. Mosquitto answers a longer PUBLISH
+/// with PUBACK 0x95.
+fn with_short_messages() -> (Mosquitto, Server) {
+    let broker = Mosquitto::with(&["message_size_limit 1000"]);
+    let host = Server::attached(&broker.url(), broker.address(), &[("presence", "off")]);
+    (broker, host)
+}
+
+/// Regression: the store published the response again over each new connection, for ever.
+#[test]
+fn response_above_the_limit_of_the_broker_becomes_an_error() {
+    let (_broker, host) = with_short_messages();
+    let mut store = host.store("client");
+    for n in 0..30 {
+        store.set(format!("{n:050}"), "value");
+    }
+    for _ in 0..3 {
+        let scan = store.ask(&["SCAN", "*"]);
+        assert_eq!(scan.payload(), b"-ERR internal error\r\n");
+        assert_eq!(store.get(format!("{:050}", 7)), Some(b"value".to_vec()));
+    }
+    let line = host.wait_for_log("trying again");
+    assert!(line.contains("message_size_limit"), "{line}");
+    // The store does not publish a message of that size again.
+    assert!(host.metric("broker_connections_total") <= 3);
+}
+
+#[test]
+fn notification_above_the_limit_of_the_broker_blocks_no_other() {
+    let (_broker, host) = with_short_messages();
+    let (mut writer, mut watcher) = (host.store("writer"), host.store("watcher"));
+    watcher.watch("k");
+    // The request has less than 1000 bytes, and the notification has more.
+    writer.set("k", "x".repeat(960));
+    writer.set("k", "short");
+    let notification = watcher.notification();
+    assert!(notification.payload.ends_with(b"$5\r\nshort\r\n"));
+    assert!(host.metric("broker_refused_total") >= 1);
 }

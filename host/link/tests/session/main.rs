@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use statehouse_link::{Arrival, End, Options, Owner, Place, Verdict};
+use statehouse_link::{Accepted, Arrival, End, Options, Owner, Place, Verdict};
 use statehouse_tests::{
     Property,
     broker::{Broker, Greeting},
-    packet::{kind, suback},
+    packet::{kind, puback, suback},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
@@ -31,6 +31,9 @@ fn place(broker: &Broker) -> Place {
         login: None,
     }
 }
+
+/// A reason code that MQTT 5 does not define for a PUBACK. Mosquitto sends it all the same.
+const PACKET_TOO_LARGE: u8 = 0x95;
 
 /// DISCONNECT with reason code 0x8E.
 const SESSION_TAKEN_OVER: [u8; 4] = [0xe0, 2, 0x8e, 0];
@@ -58,8 +61,10 @@ impl SessionTest {
             arrived,
             verdicts: Mutex::default(),
             place: Mutex::default(),
+            accepted: Mutex::default(),
             lost: Mutex::default(),
             hopeless: Mutex::default(),
+            unacceptable: Mutex::default(),
             ended: Mutex::default(),
             takes_back: AtomicBool::default(),
         });
@@ -399,6 +404,99 @@ async fn message_that_ends_connections_does_not_block_others() {
 #[tokio::test]
 async fn message_is_found_if_the_broker_gives_no_reason() {
     assert_eq!(publish_rejected_message(&[0xe0, 1, 0x82]).await, 8);
+}
+
+/// Refuses a message, and waits until the client has closed the connection.
+async fn refuse(peer: &mut Peer, packet_id: u16) {
+    let refused = puback(packet_id, PACKET_TOO_LARGE, &[]);
+    peer.mqtt.send(&refused).await;
+    peer.mqtt.rest().await;
+}
+
+/// Regression: rumqttc cannot read such a PUBACK, and the message was resent for ever.
+#[tokio::test]
+async fn message_refused_with_an_unknown_reason_is_removed() {
+    let test = SessionTest::start().await;
+    let mut peer = test.accept(Greeting::default()).await;
+    test.add(["good", "refused", "fine"].map(note));
+    let mut taken: Vec<String> = Vec::new();
+    let mut ended = 0;
+    while taken.len() < 2 {
+        let (text, packet_id) = peer.text_and_packet_id().await;
+        if text != "refused" {
+            peer.acknowledge(packet_id).await;
+            taken.push(text);
+            continue;
+        }
+        refuse(&mut peer, packet_id).await;
+        ended += 1;
+        // Several messages may be in flight during the first connection.
+        assert!(ended <= 2, "it is sent again");
+        peer = test.accept(Greeting::resumed()).await;
+    }
+    assert_eq!(taken, ["good", "fine"]);
+    let unacceptable = test.owner.unacceptable.lock().unwrap().clone();
+    let [(payload, code)] = &unacceptable[..] else {
+        panic!("{unacceptable:?}");
+    };
+    assert_eq!((&payload[..], *code), (&b"refused"[..], PACKET_TOO_LARGE));
+    assert!(test.owner.hopeless.lock().unwrap().is_empty());
+    let lost = test.owner.lost.lock().unwrap().concat();
+    assert!(
+        lost.contains("refused a message with reason 0x95"),
+        "{lost}"
+    );
+}
+
+#[tokio::test]
+async fn payload_as_long_as_a_refused_one_is_replaced() {
+    let test = SessionTest::start().await;
+    let mut peer = test.accept(Greeting::default()).await;
+    let long = || Note {
+        shorter: true,
+        ..note(vec![b'x'; 200])
+    };
+    test.add([long()]);
+    let (_, packet_id) = peer.text_and_packet_id().await;
+    refuse(&mut peer, packet_id).await;
+    let mut peer = test.accept(Greeting::resumed()).await;
+    test.add([long(), note(vec![b'x'; 199])]);
+    assert_eq!(peer.text().await, "too long");
+    assert_eq!(peer.text().await.len(), 199);
+}
+
+#[tokio::test]
+async fn connection_is_stable_after_an_acknowledgement() {
+    let mut test = SessionTest::start().await;
+    let mut peer = test.accept(Greeting::default()).await;
+    let is_stable = |test: &SessionTest| test.owner.with(|outlet| outlet.is_stable());
+    test.add([note("a")]);
+    let (_, packet_id) = peer.text_and_packet_id().await;
+    // The broker may close each connection at this point.
+    assert!(!is_stable(&test));
+    peer.acknowledge(packet_id).await;
+    test.arrivals.recv().await.unwrap();
+    assert!(is_stable(&test));
+    drop(peer);
+    let _peer = test.accept(Greeting::resumed()).await;
+    assert!(!is_stable(&test));
+}
+
+#[tokio::test]
+async fn broker_without_retained_messages_is_reported() {
+    for (given, available) in [(None, true), (Some(0), false), (Some(1), true)] {
+        let test = SessionTest::start().await;
+        let mut greeting = Greeting::default();
+        greeting
+            .properties
+            .extend(given.map(Property::RetainAvailable));
+        let _peer = test.accept(greeting).await;
+        let expected = Accepted {
+            session_present: false,
+            retain_available: available,
+        };
+        assert_eq!(*test.owner.accepted.lock().unwrap(), Some(expected));
+    }
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{Filter, Publish, SubscribeReasonCode};
-use statehouse_link::{Arrival, End, Message, Outlet, Owner, Place, Verdict};
+use statehouse_link::{Accepted, Arrival, End, Message, Outlet, Owner, Place, Verdict};
 use tokio::sync::{Notify, mpsc};
 
 /// A message that may expire, and that may have a shorter replacement.
@@ -46,8 +46,11 @@ pub(crate) struct Tester {
     pub(crate) verdicts: Mutex<Vec<Verdict>>,
     /// Where the next connection goes, if it is another place than before.
     pub(crate) place: Mutex<Option<Place>>,
+    pub(crate) accepted: Mutex<Option<Accepted>>,
     pub(crate) lost: Mutex<Vec<String>>,
     pub(crate) hopeless: Mutex<Vec<Bytes>>,
+    /// The messages that the broker refused with a reason code that rumqttc does not know.
+    pub(crate) unacceptable: Mutex<Vec<(Bytes, u8)>>,
     pub(crate) ended: Mutex<Option<End>>,
     /// Whether it takes back a session that another connection took over.
     pub(crate) takes_back: AtomicBool,
@@ -68,7 +71,9 @@ impl Owner for Tester {
         vec![Filter::new("requests", QoS::AtLeastOnce)]
     }
 
-    fn connected(self: &Arc<Self>, _session_present: bool) {}
+    fn connected(self: &Arc<Self>, accepted: Accepted) {
+        *self.accepted.lock().unwrap() = Some(accepted);
+    }
 
     fn subscribed(&self, _granted: &[SubscribeReasonCode]) -> Verdict {
         self.subscribed.notify_one();
@@ -95,6 +100,11 @@ impl Owner for Tester {
 
     fn hopeless(&self, message: Note, _why: &str) {
         self.hopeless.lock().unwrap().push(message.payload);
+    }
+
+    fn unacceptable(&self, message: Note, code: u8) {
+        let mut unacceptable = self.unacceptable.lock().unwrap();
+        unacceptable.push((message.payload, code));
     }
 
     fn place(&self) -> Option<Place> {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{Filter, Publish, RetainForwardRule, SubscribeReasonCode};
-use statehouse_link::{Arrival, End, Outlet, Owner, Place, Verdict};
+use statehouse_link::{Accepted, Arrival, End, Outlet, Owner, Place, Verdict};
 use tokio::sync::Notify;
 
 use super::backlog::{Held, Input};
@@ -240,10 +240,17 @@ impl Owner for Foreign {
         filters
     }
 
-    fn connected(self: &Arc<Self>, session_present: bool) {
+    fn connected(self: &Arc<Self>, accepted: Accepted) {
         // Before its mark was at the broker, this run cannot find out which run is the later one.
         let checks_mark = self.is_confirmed();
-        self.state().connected(session_present, checks_mark);
+        let mut state = self.state();
+        state.connected(accepted, checks_mark);
+        if state.note_retain(accepted.retain_available) && self.claim.is_some() {
+            tracing::warn!(
+                "the broker takes no retained messages, so the store may not detect that another one took its client id: see retain_available of Mosquitto"
+            );
+        }
+        let session_present = accepted.session_present;
         tracing::debug!(session_present, "connected to {}", self.place);
     }
 
@@ -259,16 +266,18 @@ impl Owner for Foreign {
             lock(&self.presence).subscribed(&filter.path, is_granted);
             self.report_subscription(&filter.path, is_granted);
         }
-        let resumed = {
-            let mut state = self.state();
-            state.down = None;
-            state.resumed
-        };
+        let resumed = self.state().resumed;
         // A confirmed mark is still at the broker, unless another run used the session since. Then
         // the broker sends that run's mark, which must not be replaced before it is read.
         let mark = self.publish_mark(!resumed || !self.is_confirmed());
-        self.state().subscribed(mark);
-        tracing::info!("attached to {}", self.place);
+        let is_logged = {
+            let mut state = self.state();
+            state.subscribed(mark);
+            state.note_attached()
+        };
+        if is_logged {
+            tracing::info!("attached to {}", self.place);
+        }
         self.phase.send_if_modified(|phase| {
             let first = *phase == Phase::Waiting;
             if first {
@@ -289,6 +298,9 @@ impl Owner for Foreign {
         let is_idle = lock(&self.held).is_empty();
         let receiving = is_idle && !self.is_paused(&self.state());
         self.set_receiving(receiving, now);
+        if self.state().note_stable() {
+            tracing::info!("attached to {}", self.place);
+        }
     }
 
     fn ends_when_taken_over(&self) -> bool {
@@ -297,7 +309,8 @@ impl Owner for Foreign {
             return true;
         };
         let mut claim = lock(claim);
-        self.state().is_refused(claim.topic()) || claim.taken_over()
+        let state = self.state();
+        state.lacks_retain() || state.is_refused(claim.topic()) || claim.taken_over()
     }
 
     fn lost(&self, why: &str) -> bool {
@@ -306,15 +319,18 @@ impl Owner for Foreign {
         self.set_receiving(false, Instant::now());
         let mut state = self.state();
         state.lost();
-        if state.down.as_deref() != Some(why) {
+        if state.note_loss(why) {
             tracing::warn!("no connection to {}: {why}; trying again", self.place);
-            state.down = Some(why.to_owned());
         }
         true
     }
 
     fn hopeless(&self, message: Outgoing, why: &str) {
         self.state().hopeless(&message, why);
+    }
+
+    fn unacceptable(&self, message: Outgoing, code: u8) {
+        self.state().unacceptable(&message, code);
     }
 
     fn place(&self) -> Option<Place> {

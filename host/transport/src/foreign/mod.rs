@@ -171,17 +171,19 @@ impl Foreign {
     }
 
     /// Publishes this run's mark at the broker, and returns the number of the message; none if no
-    /// other run can have the client id. A mark that is not retained replaces none.
+    /// other run can have the client id. A mark that is not retained replaces none. No mark is
+    /// retained if the broker takes no retained messages (MQTT 5 [MQTT-3.2.2-14]).
     fn publish_mark(&self, retain: bool) -> Option<u64> {
         let (topic, mark) = {
             let claim = lock(self.claim.as_ref()?);
             (claim.topic().to_owned(), claim.mark())
         };
+        let mut state = self.state();
         let message = Message {
-            retain,
+            retain: retain && !state.lacks_retain(),
             ..Message::new(topic, mark, QoS::AtLeastOnce)
         };
-        Some(self.state().publish_mark(message))
+        Some(state.publish_mark(message))
     }
 
     /// Whether the broker has sent the mark of this run back.

@@ -15,6 +15,7 @@ use statehouse_mqtt::{Message, Properties, PropertiesBuilder};
 
 use statehouse_config::limits;
 use statehouse_core::store::{INTERNAL_ERROR, Peer};
+use statehouse_protocol::Shown;
 
 /// User properties with the version of a value. An error has no version.
 const VERSIONS: [&str; 2] = ["__ts", "Timestamp"];
@@ -48,6 +49,11 @@ impl Outgoing {
         message.topic == other.topic
             && message.properties == other.properties
             && message.payload == other.payload
+    }
+
+    /// The topic for a string field of a log line, cut if it is long.
+    pub(super) fn shown_topic(&self) -> String {
+        Shown::cut(&self.message.topic, limits::BROKER_LOG_TOPIC_BYTES_MAX).to_string()
     }
 
     /// The watched key of a notification: the last level of its topic, in Base 16 (section 1 of the
@@ -94,20 +100,35 @@ impl statehouse_link::Message for Outgoing {
     }
 
     fn too_large(self, bytes: usize, bytes_max: usize) -> Option<Self> {
-        let topic = self.message.topic.escape_ascii();
+        let topic = self.shown_topic();
         match self.to {
             Recipient::Requester => {
-                tracing::error!(%topic, bytes, bytes_max, "the broker takes no packet as large as this response: its client gets an error instead. Raise the broker's maximum packet size, or lower max_value_bytes");
+                tracing::error!(
+                    topic,
+                    bytes,
+                    bytes_max,
+                    "the broker takes no packet as large as this response: its client gets an error instead. Raise the broker's maximum packet size (max_packet_size, message_size_limit), or lower max_value_bytes"
+                );
                 Some(Self {
                     message: internal_error(self.message),
                     ..self
                 })
             }
             Recipient::Watcher(_) | Recipient::OtherRun => {
-                tracing::error!(%topic, bytes, bytes_max, "the broker takes no packet as large as this notification: it is lost. Raise the broker's maximum packet size, or lower max_value_bytes");
+                tracing::error!(
+                    topic,
+                    bytes,
+                    bytes_max,
+                    "the broker takes no packet as large as this notification: it is lost. Raise the broker's maximum packet size (max_packet_size, message_size_limit), or lower max_value_bytes"
+                );
                 None
             }
         }
+    }
+
+    fn proves_connection(&self) -> bool {
+        // A mark is published at each connection, and another run may take over all the same.
+        !matches!(self.to, Recipient::OtherRun)
     }
 }
 
@@ -242,6 +263,18 @@ mod tests {
         };
         let mut weights = Weights::default();
         (weights.weigh(message, Recipient::Requester), weights)
+    }
+
+    /// Regression: the bytes of other characters were escaped, and the log in JSON escaped them
+    /// again. The whole topic was logged.
+    #[test]
+    fn logged_topic_is_text_and_cut() {
+        let (mut answer, _) = answer("+OK\r\n", None);
+        answer.message.topic = "clients/Wärme/\n".into();
+        assert_eq!(answer.shown_topic(), "clients/Wärme/\n");
+        answer.message.topic = "ä".repeat(30_000).into();
+        let cut = "ä".repeat(limits::BROKER_LOG_TOPIC_BYTES_MAX / 2) + "…";
+        assert_eq!(answer.shown_topic(), cut);
     }
 
     #[test]

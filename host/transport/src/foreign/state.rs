@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rumqttc::v5::mqttbytes::v5::{PubAck, PubAckReason};
-use statehouse_link::Outlet;
-use statehouse_mqtt::Message;
+use statehouse_link::{Accepted, Outlet, describe_reason};
+use statehouse_mqtt::{Message, ReasonCode};
 
 use super::figures::Figures;
 use super::log_throttle::LogThrottle;
@@ -16,6 +16,9 @@ use super::outgoing::{Outgoing, Recipient, Weights};
 use crate::{Outbound, Ticket};
 use statehouse_config::{OutboxBounds, limits};
 use statehouse_core::store::Peer;
+
+/// Reasons for lost connections that are remembered, so that each is logged once.
+const LOGGED_LOSSES_MAX: usize = 8;
 
 /// The output.
 #[derive(Debug, Default)]
@@ -27,8 +30,8 @@ pub(super) struct State {
     /// Responses in the outlet since an earlier connection of the session. The broker redelivers
     /// their requests, which get the same response. Only one of both is published.
     earlier: Vec<u64>,
-    /// Responses that make the broker close the connection. The broker redelivers their requests,
-    /// which get no response.
+    /// Responses that the broker refuses, or because of which it closes the connection. It
+    /// redelivers their requests, which get no response.
     hopeless: VecDeque<blake3::Hash>,
     /// Requests that the store has received and not acknowledged.
     pub(super) unsettled: usize,
@@ -37,8 +40,17 @@ pub(super) struct State {
     mark_check: MarkCheck,
     /// The subscriptions that the broker refused last, except those of presence.
     refused_filters: Vec<String>,
-    /// The last logged reason why there is no connection.
-    pub(super) down: Option<String>,
+    /// Whether the broker takes retained messages. Unknown before the first connection.
+    retain_available: Option<bool>,
+    /// Whether the broker has granted the subscription to requests over this connection.
+    attached: bool,
+    /// Whether the log says that the store is attached.
+    announced: bool,
+    /// Whether the last connection was lost before it was stable. Then this one is logged when it
+    /// is stable.
+    unstable: bool,
+    /// The logged reasons for lost connections since the last stable one.
+    logged_losses: Vec<String>,
     pub(super) sums: Figures,
     pub(super) rule_log: LogThrottle,
     refused_log: LogThrottle,
@@ -161,14 +173,41 @@ impl State {
     /// Gives up a message that makes the broker close the connection each time.
     pub(super) fn hopeless(&mut self, outgoing: &Outgoing, why: &str) {
         self.sums.refused += 1;
-        // This line is rare, because each message costs several connections. A topic may be long.
-        let message = &outgoing.message;
-        let start = message.topic.get(..limits::BROKER_LOG_TOPIC_BYTES_MAX);
-        let topic = start.unwrap_or(&message.topic).escape_ascii();
-        tracing::error!(%topic, why, "the broker closes the connection each time the store publishes this: it is lost");
+        // This line is rare, because each message costs several connections.
+        let topic = outgoing.shown_topic();
+        tracing::error!(
+            topic,
+            why,
+            "the broker closes the connection each time the store publishes this: it is lost"
+        );
+        self.forget_response(outgoing);
+    }
+
+    /// Gives up a message that the broker refused with this reason code. A redelivered request gets
+    /// an error instead of a response that is too large: see [`Outgoing`]. Other responses are
+    /// given up.
+    pub(super) fn unacceptable(&mut self, outgoing: &Outgoing, code: u8) {
+        self.sums.refused += 1;
+        if let Some(more) = self.refused_log.allow(Instant::now()) {
+            let topic = outgoing.shown_topic();
+            let (bytes, reason) = (outgoing.message.payload.len(), describe_reason(code));
+            tracing::error!(
+                topic,
+                bytes,
+                more,
+                "the broker refused a message of the store: {reason}"
+            );
+        }
+        if ReasonCode(code) != ReasonCode::PACKET_TOO_LARGE {
+            self.forget_response(outgoing);
+        }
+    }
+
+    /// Publishes this response no more.
+    fn forget_response(&mut self, outgoing: &Outgoing) {
         if matches!(outgoing.to, Recipient::Requester) {
             self.hopeless.truncate(limits::BROKER_HOPELESS_MAX - 1);
-            self.hopeless.push_front(fingerprint(message));
+            self.hopeless.push_front(fingerprint(&outgoing.message));
         }
     }
 
@@ -203,8 +242,13 @@ impl State {
             (reason, _) => {
                 self.sums.refused += 1;
                 if let Some(more) = self.refused_log.allow(Instant::now()) {
-                    let topic = outgoing.message.topic.escape_ascii();
-                    tracing::warn!(%topic, ?reason, more, "the broker does not take what the store publishes: does its access control allow it?");
+                    let topic = outgoing.shown_topic();
+                    tracing::warn!(
+                        topic,
+                        ?reason,
+                        more,
+                        "the broker does not take what the store publishes: does its access control allow it?"
+                    );
                 }
                 None
             }
@@ -227,9 +271,44 @@ impl State {
         }
     }
 
+    /// Notes why the connection was lost or could not be established. Returns whether to log it.
+    pub(super) fn note_loss(&mut self, why: &str) -> bool {
+        if std::mem::take(&mut self.attached) {
+            self.unstable = !self.outlet.is_stable();
+            if !self.unstable {
+                self.logged_losses.clear();
+            }
+        }
+        let is_new = self.logged_losses.iter().all(|logged| logged != why);
+        if is_new {
+            self.logged_losses.truncate(LOGGED_LOSSES_MAX - 1);
+            self.logged_losses.push(why.to_owned());
+        }
+        std::mem::take(&mut self.announced) || is_new
+    }
+
+    /// Notes that the store is attached. Returns whether to log it.
+    pub(super) fn note_attached(&mut self) -> bool {
+        self.attached = true;
+        self.announced = !self.unstable;
+        self.announced
+    }
+
+    /// Whether the store has a stable connection again, after others that it lost too soon. Returns
+    /// true once.
+    pub(super) fn note_stable(&mut self) -> bool {
+        let is_stable = self.unstable && self.attached && self.outlet.is_stable();
+        if is_stable {
+            self.unstable = false;
+            self.announced = true;
+        }
+        is_stable
+    }
+
     /// Handles a new connection. If `checks_mark`, requests wait until the mark of a later run
     /// would have arrived.
-    pub(super) fn connected(&mut self, session_present: bool, checks_mark: bool) {
+    pub(super) fn connected(&mut self, accepted: Accepted, checks_mark: bool) {
+        let session_present = accepted.session_present;
         self.sums.connections += 1;
         self.resumed = session_present;
         if checks_mark {
@@ -247,6 +326,17 @@ impl State {
         if self.mark_check == MarkCheck::Subscribing {
             self.mark_check = mark.map_or(MarkCheck::Done, MarkCheck::Publishing);
         }
+    }
+
+    /// Remembers whether the broker takes retained messages. Returns whether it does not now, and
+    /// did before or was not known.
+    pub(super) fn note_retain(&mut self, available: bool) -> bool {
+        self.retain_available.replace(available) != Some(available) && !available
+    }
+
+    /// Whether the broker takes no retained messages, so that no mark can be left there.
+    pub(super) fn lacks_retain(&self) -> bool {
+        self.retain_available == Some(false)
     }
 
     /// Remembers whether the broker granted this subscription. Returns whether it has refused it
@@ -291,7 +381,6 @@ fn fingerprint(message: &Message) -> blake3::Hash {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use statehouse_mqtt::ReasonCode;
 
     use super::*;
 
@@ -308,6 +397,13 @@ mod tests {
             pkid: 1,
             reason,
             properties: None,
+        }
+    }
+
+    fn accepted(session_present: bool) -> Accepted {
+        Accepted {
+            session_present,
+            retain_available: true,
         }
     }
 
@@ -372,7 +468,7 @@ mod tests {
         );
         // If the broker has lost the session it redelivers nothing, so this is a new request.
         state.lost();
-        state.connected(false, false);
+        state.connected(accepted(false), false);
         state.take(answer());
         assert_eq!(state.outlet.len(), 4);
     }
@@ -386,12 +482,42 @@ mod tests {
         state.hopeless(&evil, "the broker closed it");
         assert_eq!(state.figures().refused, 1);
         state.lost();
-        state.connected(true, false);
+        state.connected(accepted(true), false);
         // The broker redelivers the request, because it was not acknowledged.
         state.take(answer("answers/evil"));
         assert_eq!(state.outlet.len(), 0);
         state.take(answer("answers/good"));
         assert_eq!(state.outlet.len(), 1);
+    }
+
+    #[test]
+    fn a_refused_response_is_repeated_only_if_it_was_too_large() {
+        for (code, repeated) in [(0x95, 1), (0x96, 0)] {
+            let mut state = State::default();
+            let answer = || Outbound::Response(message("answers", "+OK\r\n"), None);
+            state.take(answer());
+            let refused = state.outlet.remove(1).unwrap();
+            state.unacceptable(&refused, code);
+            assert_eq!(state.figures().refused, 1);
+            // The outlet replaces one that is too large.
+            state.take(answer());
+            assert_eq!(state.outlet.len(), repeated, "{code:#x}");
+        }
+    }
+
+    #[test]
+    fn connections_lost_at_once_are_logged_once_per_reason() {
+        let mut state = State::default();
+        let mut logged = Vec::new();
+        for why in ["closed", "reset", "closed", "reset"] {
+            logged.push((state.note_attached(), state.note_loss(why)));
+        }
+        assert_eq!(
+            logged,
+            [(true, true), (false, true), (false, false), (false, false)]
+        );
+        assert!(state.note_loss("refused") && !state.note_loss("refused"));
+        assert!(!state.note_attached() && !state.note_stable());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 // values are hexadecimal, so that they can be any bytes.
 
 import { readFileSync } from "node:fs";
+import { Socket } from "node:net";
 import { createInterface } from "node:readline";
 
 import { connect, StoreError, Version } from "../../../../examples/clients/javascript/statehouse.js";
@@ -14,6 +15,14 @@ const text = (version) => version && String(version);
 let store;
 const [watches, locks] = [new Map(), new Map()];
 const wallMs = Date.now;
+
+// Node cannot read the option of a socket.
+let nodelay = false;
+const { setNoDelay } = Socket.prototype;
+Socket.prototype.setNoDelay = function (on) {
+  nodelay = on;
+  return setNoDelay.call(this, on);
+};
 
 const operations = {
   async connect({ url, user, password, ca, client_id, timeout_ms }) {
@@ -64,6 +73,9 @@ const operations = {
   },
   async release({ name }) {
     return locks.get(name).release();
+  },
+  async nodelay() {
+    return nodelay;
   },
   async close() {
     await store.close();

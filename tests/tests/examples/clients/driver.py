@@ -2,6 +2,7 @@
 are hexadecimal, so that they can be any bytes."""
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -137,6 +138,11 @@ class Driver:
 
     def release(self, name):
         return self.locks.pop(name).release()
+
+    def nodelay(self):
+        """Whether the socket sends without waiting for acknowledgements."""
+        sock = self.store._mqtt.socket()
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
     def close(self):
         self.store.close()

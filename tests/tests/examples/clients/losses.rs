@@ -6,8 +6,9 @@ use std::{process::Stdio, thread, time::Duration};
 use serde_json::{Value, json};
 use statehouse_tests::{
     Background, Mosquitto, Proxy, Server, command,
+    mosquitto::PERSISTENT,
     packet::kind,
-    proxy::{Fate, Way},
+    proxy::{Fate, Seen, Way},
     wait::until,
 };
 
@@ -104,6 +105,84 @@ fn watch_waits_for_the_store_behind_a_restarted_broker() {
         let next = json!({"do": "next", "key": hex("key"), "timeout_ms": 60_000});
         let event = reader.ask(next);
         assert!(event.get("gap").is_some(), "{language:?}: {event}");
+    }
+}
+
+/// Connects a client through the proxy.
+fn connect_through(language: Language, proxy: &Proxy) -> Driver {
+    Driver::connect(language, &format!("mqtt://{}", proxy.address()))
+}
+
+/// Regression: Mosquitto does not save a session whose last connection began with Clean Start.
+#[test]
+fn session_survives_the_restart_of_a_persistent_broker() {
+    for language in LANGUAGES {
+        let mut broker = Mosquitto::with(PERSISTENT);
+        let _store = serve_behind(&broker);
+        let proxy = Proxy::start(broker.address());
+        let mut store = connect_through(language, &proxy);
+        store.ask(set("key", 1));
+        broker.stop();
+        broker.restart();
+        let resumed = || -> Vec<bool> {
+            let seen = proxy.seen();
+            let connacks = seen.iter().filter(|it| it.packet.kind() == kind::CONNACK);
+            connacks.map(|it| it.packet.ack().session_present).collect()
+        };
+        until("the client connects again", || resumed().len() > 1);
+        assert_eq!(resumed(), [false, true], "{language:?}");
+        store.ask(set("key", 2));
+    }
+}
+
+/// Regression: the broker had acknowledged the request, and lost its response with the session. The
+/// client waited until its timeout. If the store executed the request again, SET NX would fail.
+#[test]
+fn request_is_resent_if_the_broker_loses_the_session() {
+    for language in LANGUAGES {
+        let mut broker = Mosquitto::start();
+        let _store = serve_behind(&broker);
+        let proxy = Proxy::start(broker.address());
+        let mut store = connect_through(language, &proxy);
+        proxy.script(|seen| match (seen.way, seen.packet.kind()) {
+            (Way::FromBroker, kind::PUBLISH) => Fate::Hold,
+            _ => Fate::Pass,
+        });
+        let mut request = set("key", 1);
+        request["nx"] = true.into();
+        store.begin(request);
+        until("PUBACK and response", || {
+            let seen = proxy.seen();
+            let is_puback =
+                |it: &Seen| it.way == Way::FromBroker && it.packet.kind() == kind::PUBACK;
+            proxy.held() == 1 && seen.iter().any(is_puback)
+        });
+        proxy.refuse(true);
+        proxy.pass();
+        broker.kill();
+        broker.restart();
+        // The store is there before the client.
+        broker.wait_for_log("Sending SUBACK to");
+        proxy.refuse(false);
+        let result = store.end();
+        assert_eq!(result["ok"]["applied"], true, "{language:?}: {result}");
+    }
+}
+
+/// Regression: both libraries cannot read the PUBACK 0x95 of Mosquitto. paho resent the request for
+/// ever, and MQTT.js read no further packet.
+#[test]
+fn request_refused_as_too_large_is_not_resent() {
+    for language in LANGUAGES {
+        let broker = Mosquitto::with(&["message_size_limit 1000"]);
+        let _store = serve_behind(&broker);
+        let proxy = Proxy::start(broker.address());
+        let mut store = connect_through(language, &proxy);
+        let large = hex("x".repeat(2000));
+        let refused = store.attempt(json!({"do": "set", "key": hex("key"), "value": large}));
+        assert_eq!(refused["error"], "denied", "{language:?}: {refused}");
+        store.ask(set("key", 1));
+        assert_eq!(proxy.connections(), 2, "{language:?}");
     }
 }
 

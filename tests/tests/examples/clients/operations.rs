@@ -245,6 +245,17 @@ fn wrong_password_is_denied_over_tls_and_websocket() {
     }
 }
 
+/// Regression: Nagle's algorithm delayed each request by 40 ms behind Mosquitto.
+#[test]
+fn sockets_of_both_clients_send_without_delay() {
+    let server = Server::start();
+    for language in LANGUAGES {
+        let mut store = Driver::connect(language, &url(&server));
+        let nodelay = store.ask(json!({"do": "nodelay"}));
+        assert_eq!(nodelay, true, "{language:?}");
+    }
+}
+
 #[test]
 fn types_of_both_clients_hold() {
     let clients = workspace().join("examples/clients");

@@ -35,6 +35,11 @@ pub(super) const VERSION: &str = "$SYS/broker/version";
 /// The topics to subscribe to.
 pub(super) const FILTERS: &[&str] = &[VERSION, LOG];
 
+/// The starts of lines about a connection that begins. The second one is about a handshake of TLS
+/// that failed, because the client had closed the connection before Mosquitto accepted it.
+/// `connection_messages` turns off both.
+const CONNECTIONS: &[&str] = &["New ", "Client connection from "];
+
 /// The texts after the id of a client whose connection ends, up to 2.0.
 const ENDS: &[&str] = &[
     " disconnected.",
@@ -102,7 +107,8 @@ impl Mosquitto {
             VERSION => self.wording = wording(line),
             LOG => {
                 let line = without_time(line);
-                if line.starts_with("New ") && self.wording != Wording::Unknown {
+                let is_connection = CONNECTIONS.iter().any(|it| line.starts_with(it));
+                if is_connection && self.wording != Wording::Unknown {
                     event(Event::LogPublished);
                 }
                 if let Some(rest) = line.strip_prefix("New client connected from ") {
@@ -390,6 +396,24 @@ mod tests {
         assert!(!works(VERSION, OLD.as_bytes()));
         assert!(!works(LOG, b"1: Client a disconnected."));
         assert!(works(LOG, connection));
+    }
+
+    /// Regression: with TLS, the start often found no source of presence.
+    #[test]
+    fn a_failed_handshake_shows_that_the_log_is_published() {
+        let mut source = Mosquitto::default();
+        let line = b"1: Client connection from 127.0.0.1 failed: error:0A000126:SSL routines::unexpected eof while reading.";
+        for version in [None, Some(OLD), Some(NEW)] {
+            if let Some(version) = version {
+                source.read(VERSION, version.as_bytes(), &mut |_| ());
+            }
+            let mut works = false;
+            source.read(LOG, line, &mut |event| {
+                works |= event == Event::LogPublished;
+                assert!(!matches!(event, Event::Disconnected(_)));
+            });
+            assert_eq!(works, version.is_some());
+        }
     }
 
     #[test]

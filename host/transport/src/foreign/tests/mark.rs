@@ -2,7 +2,7 @@
 
 use rumqttc::v5::mqttbytes::v5::{PubAck, PubAckReason, Publish, PublishProperties};
 use statehouse_core::request::REQUEST_TOPIC;
-use statehouse_link::{Arrival, End};
+use statehouse_link::{Accepted, Arrival, End};
 
 use super::super::Phase;
 use super::*;
@@ -43,7 +43,10 @@ impl Scene {
     }
 
     fn connect(&self, session_present: bool) {
-        self.foreign.connected(session_present);
+        self.foreign.connected(Accepted {
+            session_present,
+            retain_available: true,
+        });
         self.foreign.arrived(&mut Vec::new());
     }
 
@@ -167,6 +170,32 @@ fn a_run_that_finds_a_later_mark_executes_no_request() {
         matches!(phase, Phase::Ended(End::TakenOver(_))),
         "{phase:?}"
     );
+}
+
+/// Regression: the store published a retained mark, so that the broker closed each connection.
+#[test]
+fn a_broker_without_retained_messages_gets_no_retained_mark() {
+    let scene = Scene::new();
+    let accepted = |session_present, retain_available| Accepted {
+        session_present,
+        retain_available,
+    };
+    for (session_present, logged) in [(false, 1), (true, 0), (false, 0)] {
+        scene.foreign.lost("the broker restarts");
+        let lines = warnings(|| scene.foreign.connected(accepted(session_present, false)));
+        assert_eq!(lines.len(), logged, "{lines:?}");
+        scene.request(1);
+        scene.subscribe();
+        assert_eq!(scene.published(), [false]);
+        let before = scene.requests();
+        scene.acknowledge();
+        assert_eq!(scene.requests(), before + 1, "nothing waits for a mark");
+        assert!(scene.foreign.ends_when_taken_over(), "no mark is found");
+    }
+    scene.foreign.lost("the broker restarts");
+    scene.foreign.connected(accepted(false, true));
+    scene.subscribe();
+    assert_eq!(scene.published(), [true]);
 }
 
 /// Regression: an earlier run that returned ended the later one by its connection.
