@@ -185,6 +185,9 @@ pub const MEMBER_BYTES_MAX: usize = 1536;
 /// Members that are listed. Hosts of a cluster are few, but records of removed hosts remain.
 pub const MEMBERS_MAX: usize = 256;
 
+/// How often a host looks whether its record was removed or replaced.
+pub const PRESENCE_PACE: Duration = Duration::from_secs(10);
+
 /// Longest version of a program in a record of a member, in bytes.
 pub const VERSION_BYTES_MAX: usize = 64;
 

@@ -1,7 +1,8 @@
 //! The records of hosts for operators: `member/HOST`, one per host.
 //!
 //! A host writes its record at its start, when its role or its epoch changes, and when its user
-//! asks for it. An idle cluster writes none. The records are information only: writes have no
+//! asks for it. It reads the record from time to time, and writes it again if it was removed or
+//! replaced. An idle cluster writes none. The records are information only: writes have no
 //! condition, may arrive late or never, and no host decides anything on them.
 //!
 //! ```text
@@ -120,20 +121,31 @@ pub(crate) async fn list(access: &Access<'_>) -> Result<Vec<MemberEntry>, Cluste
     Ok(records.into_iter().filter_map(entry).collect())
 }
 
-/// Removes the record of a host. A host that still runs writes it again when its role changes.
+/// Removes the record of a host. Returns false if there is none. A host that still runs writes it
+/// again within [`limits::PRESENCE_PACE`]. Fails with [`ClusterError::Input`] if the host leads.
 pub async fn remove_member(
     engine: &dyn Engine,
     clock: &dyn Clock,
     cluster: &str,
     host: &str,
-) -> Result<(), ClusterError> {
+) -> Result<bool, ClusterError> {
     let keys = Keys::new(cluster);
     let access = Access {
         engine,
         clock,
         keys: &keys,
     };
+    let head = access.head().await?;
+    if head.leader == host && !head.released {
+        return Err(ClusterError::Input(format!(
+            "{host} leads the cluster {cluster}, so it was not removed: stop it, and remove it when another host leads"
+        )));
+    }
     let key = keys.member(host);
+    let record = access.get("reading the record of a member", &key).await?;
+    if record.is_none() {
+        return Ok(false);
+    }
     let mut range = crate::engine::KeyRange {
         from: key.clone(),
         to: key.clone(),
@@ -141,7 +153,7 @@ pub async fn remove_member(
     range.to.push(0);
     let removal = always(key, Vec::new(), vec![range]);
     access.transact("removing a member", &removal).await?;
-    Ok(())
+    Ok(true)
 }
 
 impl MemberInfo {
@@ -254,24 +266,78 @@ impl Presence {
         self.changed.notify_one();
     }
 
-    /// Writes each record, until it is dropped.
+    /// Writes each record, and the last one again if it was removed or replaced. Runs until it is
+    /// dropped.
     pub(crate) async fn write(&self, host: &Host) -> Infallible {
+        let key = host.keys.member(&host.options.host);
+        let mut seen = Seen::default();
         loop {
             let Some(record) = self.locked().clone() else {
-                self.changed.notified().await;
+                tokio::select! {
+                    biased;
+                    () = self.changed.notified() => {}
+                    () = host.clock.sleep(limits::PRESENCE_PACE) => {
+                        if let Some(lost) = seen.lost(host, &key).await {
+                            self.locked().get_or_insert(lost);
+                        }
+                    }
+                }
                 continue;
             };
-            let key = host.keys.member(&host.options.host);
-            let put = always(key.clone(), vec![(key, record.clone())], Vec::new());
+            let put = always(key.clone(), vec![(key.clone(), record.clone())], Vec::new());
             if let Err(error) = host.attempt(host.engine.transact(&put)).await {
                 tracing::debug!("the record of this host was not written: {error}");
                 host.clock.sleep(host.options.timing.poll).await;
                 continue;
             }
+            seen.written = Some(record.clone());
             let mut wanted = self.locked();
             if *wanted == Some(record) {
                 *wanted = None;
             }
         }
+    }
+}
+
+/// What a host knows of its record in the engine.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The record that it wrote last.
+    written: Option<Bytes>,
+    /// The last other process that replaced it.
+    other: Option<Id>,
+}
+
+impl Seen {
+    /// Reads the record. Returns the one that this host must write again. Two processes with one
+    /// name must not replace the record of each other without end, so each does so once.
+    async fn lost(&mut self, host: &Host, key: &[u8]) -> Option<Bytes> {
+        let written = self.written.as_ref()?;
+        // The calls of the member change a server that does not answer. If this one did too, it
+        // would undo that.
+        let found = tokio::select! {
+            biased;
+            found = host.engine.get(key) => found.ok()?.value,
+            () = host.clock.sleep(host.options.timing.attempt) => return None,
+        };
+        if found.as_ref() == Some(written) {
+            return None;
+        }
+        if let Some(found) = found {
+            // A record that cannot be read is that of another version of the program.
+            let process = MemberInfo::decode(&found).ok()?.process;
+            let options = &host.options;
+            let is_own = process == options.process || Some(process) == options.predecessor;
+            if !is_own && self.other.replace(process) == Some(process) {
+                return None;
+            }
+            if !is_own {
+                let name = &options.host;
+                tracing::warn!(
+                    "another process uses the name {name} of this host: give each host of the cluster a name of its own"
+                );
+            }
+        }
+        Some(written.clone())
     }
 }

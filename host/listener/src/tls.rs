@@ -289,7 +289,7 @@ impl Clients {
 }
 
 fn lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
-    let text = read_file(path, limits::CRL_FILE_BYTES_MAX)?;
+    let text = tls::without_marks(&read_file(path, limits::CRL_FILE_BYTES_MAX)?);
     let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&text).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),

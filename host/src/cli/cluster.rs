@@ -12,8 +12,7 @@ use serde_json::{Value as Json, json};
 use statehouse_cluster::etcd::Etcd;
 use statehouse_cluster::{
     ClusterError, Engine as _, EngineError, FirstState, Id, MachineClock, Modules, Overview,
-    Severity, Sizes, check, check_room, create, create_from, identity, members, overview,
-    remove_member,
+    Severity, Sizes, check, check_room, create, create_from, identity, overview, remove_member,
 };
 use statehouse_offline::{Contents, Past, PastError};
 use statehouse_wal::{Directory, has_log};
@@ -183,8 +182,8 @@ struct UpgradeArgs {
 
 /// Remove a host that will not return from the list of hosts
 ///
-/// The host must not run any more. One that runs is listed again when its role changes, another
-/// host leads, or it restarts.
+/// The host must not run any more: one that runs is listed again within seconds. Refused for the
+/// host that leads.
 #[derive(Debug, clap::Args)]
 struct RemoveArgs {
     /// The name of the host
@@ -499,15 +498,12 @@ async fn remove(args: &RemoveArgs) -> Result<Exit, Failure> {
     let config = args.log.etcd()?;
     let etcd = connect(&config).map_err(usage)?;
     let (name, host) = (&config.name, &args.host);
-    let failed = |error: ClusterError| failed(&config, &error);
-    let listed = members(&etcd, &MachineClock, name).await.map_err(failed)?;
-    if !listed.iter().any(|it| it.host == *host) {
+    let removed = remove_member(&etcd, &MachineClock, name, host).await;
+    if !removed.map_err(|error| failed(&config, &error))? {
         return Err(Failure::negative(format!(
             "the cluster {name} has no host {host}: `statehouse cluster status` lists its hosts"
         )));
     }
-    let removed = remove_member(&etcd, &MachineClock, name, host).await;
-    removed.map_err(failed)?;
     emit(format!("removed {host} from {name}\n").as_bytes())?;
     Ok(Exit::Done)
 }

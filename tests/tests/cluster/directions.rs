@@ -7,7 +7,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Cluster, Dice,
+    Admin, Cluster, Connect, Dice,
     cluster::{self, Leader, NAME},
     histories::Play,
     server,
@@ -230,6 +230,28 @@ fn leader_without_one_direction_of_other_hosts_stays() {
         let value = cluster.store(host, "reader").get("key");
         assert_eq!(value, Some(format!("{lost:?}").into_bytes()));
     }
+}
+
+/// The network acknowledges the bytes that it holds, so no connection fails. In an earlier version
+/// the clients of the follower stayed connected to nothing, and it was ready without its own bytes.
+#[test]
+fn follower_without_one_direction_disconnects_its_clients() {
+    let network = Network::start(2, 1);
+    let cluster = &network.cluster;
+    let leader = cluster.present_leader();
+    let follower = cluster.follower();
+    let admin = Admin::of(&cluster[follower]);
+    let is_ready = || admin.ask("GET", "/readyz", b"").0 == 200;
+    for lost in [Lost::FromHosts, Lost::ToHosts] {
+        let mut idle = cluster.connect(follower, &Connect::new("idle"));
+        network.set(leader.host, lost, true);
+        idle.expect_closed_after(&format!("the loss of {lost:?}"));
+        until("the follower is not ready", || !is_ready());
+        network.set(leader.host, lost, false);
+        until("the follower is ready again", is_ready);
+        cluster.store(follower, "after").set("key", "value");
+    }
+    assert_eq!(cluster.present_leader(), leader);
 }
 
 /// Loses random directions of one or two hosts, of which one is the leader in most rounds, for a

@@ -44,6 +44,23 @@ fn server_of_etcd_that_refuses_requests_is_passed_over() {
     assert_eq!(store.get("key"), Some(b"value".to_vec()));
 }
 
+/// In an earlier version, a start and `init` waited until the connection to such a server was given
+/// up, and no log line said why.
+#[test]
+fn frozen_server_of_etcd_is_passed_over() {
+    let mut cluster = Cluster::existing_on(Etcd::start(3), &[SHORT_LEASE]);
+    cluster.etcd.pause(0);
+    // One of the others.
+    cluster.etcd.leader();
+    cluster.ask(&["init"]).code(0);
+    cluster.add_hosts(2);
+    let said = cluster[0].wait_for_log("does not serve this host");
+    assert!(said.contains(&cluster.etcd.urls()[0]), "{said}");
+    let mut store = cluster.store(cluster.follower(), "writer");
+    store.set("key", "value");
+    assert_eq!(store.get("key"), Some(b"value".to_vec()));
+}
+
 #[test]
 fn replaced_server_of_etcd_carries_the_store() {
     let mut cluster = Cluster::with(3, 3, &[SHORT_LEASE]);

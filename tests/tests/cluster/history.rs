@@ -274,6 +274,43 @@ fn removed_history_ends_without_harm_and_starts_over_at_a_start() {
     wait_for_changes(&cluster[0], "key", 22);
 }
 
+/// In an earlier version the damaged history was removed, although the log of the host said that it
+/// could be salvaged.
+#[test]
+fn damaged_history_is_set_aside_and_can_be_salvaged() {
+    let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE]);
+    let directory = data(&cluster[0]);
+    let segment = directory.join("history-1/000000000001.log");
+    cluster.store(0, "first").set("early", "value");
+    wait_for_changes(&cluster[0], "early", 1);
+    let before = fs::read(&segment).unwrap();
+    cluster.store(0, "second").set("late", "value");
+    wait_for_changes(&cluster[0], "late", 1);
+    cluster[0].stop();
+    let mut bytes = fs::read(&segment).unwrap();
+    let mut added = before.iter().zip(&bytes);
+    let at = added.position(|(before, after)| before != after).unwrap();
+    bytes[at] ^= 1;
+    fs::write(&segment, bytes).unwrap();
+
+    cluster[0].restart();
+    cluster[0].wait_for_log("damaged-history --salvage FILE");
+    // A new history begins, and the damaged one stays.
+    wait_for_changes(&cluster[0], "late", 1);
+    check_doctor(&cluster[0]);
+    let aside = directory.join("damaged-history");
+    let aside = aside.to_str().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let [backup, restored] = ["backup", "restored"].map(|it| place.path().join(it));
+    let [backup, restored] = [&backup, &restored].map(|it| it.to_str().unwrap());
+    let salvage = run(&["doctor", aside, "--salvage", backup], b"").code(1);
+    assert!(salvage.text().contains("wrote "), "{salvage:#?}");
+    run(&["restore", backup, "--data", restored], b"").code(0);
+    let get = |key: &str| run(&["get", key, "--as-of", "0s", "--data", restored], b"");
+    assert_eq!(get("early").code(0).text(), "value");
+    get("late").code(1);
+}
+
 #[test]
 fn full_disk_of_a_host_does_not_stop_its_store() {
     let Some(small) = Small::mount(FileSystem::Tmpfs, 40) else {

@@ -176,6 +176,52 @@ fn status_lists_every_host() {
     assert!(text.lines().all(|it| it.len() <= 80), "{text}");
 }
 
+/// The names and roles of the listed hosts.
+fn listed(cluster: &Cluster) -> HashMap<String, String> {
+    let json = cluster.ask(&["status", "--json"]).code(0).text();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let hosts = json["hosts"].as_array().unwrap().iter();
+    let text = |it: &serde_json::Value| it.as_str().unwrap().to_owned();
+    hosts
+        .map(|it| (text(&it["name"]), text(&it["role"])))
+        .collect()
+}
+
+/// In an earlier version a host of an idle cluster did not return to the list.
+#[test]
+fn removed_host_that_runs_is_listed_again() {
+    let cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let leader = cluster.present_leader();
+    let [leads, follows] = [leader.host, cluster.follower()].map(cluster::name);
+    until("both hosts describe themselves", || {
+        let listed = listed(&cluster);
+        listed.len() == 2 && listed.values().all(|role| role != "joins")
+    });
+    let refused = cluster.ask(&["remove", &leads]).code(4);
+    refused.says("leads the cluster plant7");
+    let removed = cluster.ask(&["remove", &follows]).code(0).text();
+    assert_eq!(removed, format!("removed {follows} from plant7\n"));
+    until("the host is listed again", || {
+        listed(&cluster).contains_key(&follows)
+    });
+    assert!(listed(&cluster).contains_key(&leads));
+    let unknown = cluster.ask(&["remove", "gw9"]).code(1);
+    unknown.says("has no host gw9");
+    assert_eq!(cluster.present_leader(), leader);
+}
+
+#[test]
+fn two_processes_of_one_name_warn_of_each_other() {
+    let cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
+    let host = cluster.follower();
+    let name = cluster::name(host);
+    let mut twin = cluster.launch(&name);
+    twin.wait_until_ready();
+    let warning = format!("another process uses the name {name} of this host");
+    cluster[host].wait_for_log(&warning);
+    twin.wait_for_log(&warning);
+}
+
 #[test]
 fn upgrade_says_that_the_log_has_the_newest_format() {
     let cluster = Cluster::with(2, 1, &[SHORT_LEASE]);

@@ -1,6 +1,10 @@
 //! Which servers can be used: at the start of a host, and for an operator who checks them.
 
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
 
 use super::connection::{Server, unary};
 use super::login;
@@ -20,34 +24,86 @@ impl Etcd {
     /// Checks every endpoint that answers: its version, whether it is etcd, and whether it belongs
     /// to the same etcd cluster as the others. Returns the state of the last one. Fails if an
     /// endpoint must not be used, or none serves this client. One that does not answer, refuses its
-    /// requests or is lost during the check is no error as long as another one serves it.
+    /// requests or is lost during the check is no error as long as another one serves it. The
+    /// following calls then go to one that does.
     pub async fn check(&self) -> Result<Status, CheckError> {
         let mut answer = Err(CheckError::NoAnswer("there is none".to_owned()));
-        let mut clusters = Vec::new();
-        for (url, server) in self.urls.iter().zip(&self.endpoints) {
-            match check_server(server).await {
+        let (mut clusters, mut serving, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, found) in self.check_servers().await.into_iter().enumerate() {
+            let url = self.urls[number].as_str();
+            match found {
                 Ok((cluster, status)) => {
-                    clusters.push((url.as_str(), cluster));
+                    clusters.push((url, cluster));
+                    serving.push(number);
                     answer = Ok(status);
                 }
                 Err(error @ CheckError::Unusable(_)) => return Err(error),
-                // A refusal says more than no answer.
-                Err(error) if matches!(answer, Err(CheckError::NoAnswer(_))) => {
-                    answer = Err(error);
+                Err(error) => {
+                    others.push((url, error.reason().to_owned()));
+                    // A refusal says more than no answer.
+                    if matches!(answer, Err(CheckError::NoAnswer(_))) {
+                        answer = Err(error);
+                    }
                 }
-                Err(_) => {}
             }
         }
         check_clusters(&clusters).map_err(CheckError::Unusable)?;
-        if let Ok(status) = &answer
-            && status.voters < 3
-        {
-            tracing::warn!(
-                "the number of voters of etcd is {}: with fewer than 3 the loss of one machine stops the cluster",
-                status.voters
-            );
+        if let Ok(status) = &answer {
+            for (url, reason) in others {
+                tracing::warn!("etcd at {url} does not serve this host: {reason}");
+            }
+            self.use_one_of(&serving);
+            if status.voters < 3 {
+                tracing::warn!(
+                    "the number of voters of etcd is {}: with fewer than 3 the loss of one machine stops the cluster",
+                    status.voters
+                );
+            }
         }
         answer
+    }
+
+    /// Checks all endpoints at the same time, and returns what it found in their order. Those that
+    /// do not answer within [`limits::PROBE_TIMEOUT`] after another one are skipped: a server whose
+    /// process is frozen answers nothing until the connection is given up. Without an answer of
+    /// another one, an endpoint has the time that a login takes.
+    async fn check_servers(&self) -> Vec<Result<(u64, Status), CheckError>> {
+        let limit = limits::PROBE_TIMEOUT;
+        let late = || Err(CheckError::NoAnswer(format!("no answer within {limit:?}")));
+        let mut found: Vec<_> = self.endpoints.iter().map(|_| late()).collect();
+        let mut checks = JoinSet::new();
+        for (number, server) in self.endpoints.iter().cloned().enumerate() {
+            checks.spawn(async move { (number, check_server(&server).await) });
+        }
+        let mut end: Option<Instant> = None;
+        loop {
+            let next = checks.join_next();
+            let joined = match end {
+                None => next.await,
+                Some(end) => timeout_at(end, next).await.unwrap_or(None),
+            };
+            let Some(joined) = joined else {
+                return found;
+            };
+            // A check that panicked found nothing.
+            let Ok((number, result)) = joined else {
+                continue;
+            };
+            if matches!(result, Ok(_) | Err(CheckError::Unusable(_))) {
+                end.get_or_insert(Instant::now() + limit);
+            }
+            found[number] = result;
+        }
+    }
+
+    /// Sends the following calls to one of these endpoints.
+    fn use_one_of(&self, serving: &[usize]) {
+        let current = self.current.load(Ordering::Relaxed) % self.endpoints.len();
+        if let Some(first) = serving.first()
+            && !serving.contains(&current)
+        {
+            self.current.store(*first, Ordering::Relaxed);
+        }
     }
 
     /// Examines every endpoint, for an operator.
@@ -81,6 +137,15 @@ pub enum CheckError {
     /// An endpoint must not be used.
     #[error("{0}")]
     Unusable(String),
+}
+
+impl CheckError {
+    /// What happened at the endpoint.
+    fn reason(&self) -> &str {
+        match self {
+            Self::NoAnswer(reason) | Self::Refused(reason) | Self::Unusable(reason) => reason,
+        }
+    }
 }
 
 impl From<EngineError> for CheckError {

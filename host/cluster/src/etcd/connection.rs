@@ -1,6 +1,7 @@
 //! Calls of one server of etcd over gRPC, and the meaning of their errors.
 
 use std::error::Error;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -26,14 +27,14 @@ const PING: Duration = Duration::from_secs(6);
 /// How long a ping may be unanswered. After that a watch ends, and its user watches elsewhere.
 const PONG: Duration = Duration::from_secs(2);
 
-/// One server of etcd.
-#[derive(Debug)]
+/// One server of etcd. Clones share its connection and its login.
+#[derive(Clone, Debug)]
 pub(super) struct Server {
     channel: Channel,
     /// The login, if a user is configured.
     session: Option<Session>,
     /// Whether it may have refused the certificate of this host: with TLS, until it answers.
-    may_refuse: AtomicBool,
+    may_refuse: Arc<AtomicBool>,
 }
 
 impl Server {
@@ -42,7 +43,7 @@ impl Server {
         Ok(Self {
             channel: channel(url, tls)?,
             session: None,
-            may_refuse: AtomicBool::new(tls.is_some()),
+            may_refuse: Arc::new(AtomicBool::new(tls.is_some())),
         })
     }
 

@@ -41,7 +41,7 @@ impl fmt::Debug for Login {
 }
 
 /// A login at one server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Session {
     login: Login,
     /// None before the first login, and after the server has forgotten the token. A login in

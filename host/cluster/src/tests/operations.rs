@@ -1,15 +1,18 @@
 //! Tests of what a leader does for operators: a handover to a named host, the upgrade of the format
 //! of the log, and figures.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::cluster::{Host, clock, simulate, world};
+use super::operators::count_writes;
 use crate::codec::Malformed;
 use crate::simulated::World;
 use crate::{
-    After, LOG_FORMAT, LeaderLog, Stop, Upgraded, check_successor, remove_member, upgrade,
+    After, LOG_FORMAT, LeaderLog, Stop, Upgraded, check_successor, limits, members, remove_member,
+    upgrade,
 };
 
 const SEEDS: u64 = 40;
@@ -118,6 +121,38 @@ fn successor_that_cannot_lead_is_refused_in_words() {
             assert!(error.contains(why), "{error}");
         }
         checked(&world, "c").await.unwrap();
+    });
+}
+
+#[test]
+fn only_hosts_that_do_not_run_can_be_removed_for_long() {
+    simulate(async {
+        let (world, _hosts) = start(1).await;
+        let engine = world.engine(0);
+        let remove = async |host: &str| remove_member(&*engine, &*clock(), "c", host).await;
+        sleep(Duration::from_secs(1)).await;
+        let refused = remove("a").await.unwrap_err().to_string();
+        assert!(refused.contains("a leads the cluster c"), "{refused}");
+        assert!(remove("b").await.unwrap());
+        assert!(!remove("b").await.unwrap(), "it was listed twice");
+        sleep(2 * limits::PRESENCE_PACE).await;
+        let listed = members(&*engine, &*clock(), "c").await.unwrap();
+        let names: Vec<_> = listed.iter().map(|it| it.host.as_str()).collect();
+        assert_eq!(names, NAMES);
+    });
+}
+
+#[test]
+fn hosts_of_one_name_do_not_write_records_without_end() {
+    simulate(async {
+        let world = world(1).await;
+        let counts = count_writes(&world);
+        let (_leader, _log) = Host::lead(&world, "a", |_| {}).await;
+        let _twins = ["b", "b"].map(|name| Host::start(&world, name, |_| {}));
+        sleep(6 * limits::PRESENCE_PACE).await;
+        let before = counts[0].load(Ordering::Relaxed);
+        sleep(Duration::from_secs(3600)).await;
+        assert_eq!(counts[0].load(Ordering::Relaxed), before);
     });
 }
 

@@ -359,7 +359,7 @@ fn failing_state_creates_no_cluster() {
 }
 
 /// Counts the writes of records of members, and all others.
-fn count_writes(world: &World) -> Arc<[AtomicU64; 2]> {
+pub(super) fn count_writes(world: &World) -> Arc<[AtomicU64; 2]> {
     let counts = Arc::<[AtomicU64; 2]>::default();
     let seen = Arc::clone(&counts);
     world.observe(move |it| {

@@ -1,11 +1,16 @@
 //! Each call of the engine.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use statehouse_cluster::etcd::{Etcd, Tls};
 use statehouse_cluster::{
     Condition, Engine, EngineError, KeyRange, Outcome, Revision, Transaction,
 };
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tokio::time::timeout;
 
 use crate::nodes::{Nodes, connect, own_address};
 
@@ -107,6 +112,26 @@ async fn unreachable_endpoint_is_not_applied() {
         "{error:?}"
     );
     assert!(etcd.check().await.is_err());
+}
+
+/// The system accepts connections for a process that is stopped, and acknowledges their bytes. In an
+/// earlier version, the check waited until that connection was given up, and so did the next call.
+#[tokio::test(flavor = "multi_thread")]
+async fn check_passes_over_a_server_that_never_answers() {
+    let nodes = Nodes::start(1);
+    drop(connect(&nodes, None).await);
+    let frozen = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", frozen.local_addr().unwrap());
+    let etcd = Etcd::new(&[url, nodes.urls()[0].clone()], None).unwrap();
+    etcd.check().await.unwrap();
+    let (mut socket, _) = frozen.accept().await.unwrap();
+    let ends = async { while let Ok(1..) = socket.read(&mut [0; 1024]).await {} };
+    let ended = timeout(Duration::from_millis(100), ends).await;
+    assert!(
+        ended.is_err(),
+        "the check waited for the end of a connection"
+    );
+    etcd.get(b"k").await.unwrap();
 }
 
 #[tokio::test]

@@ -1,17 +1,23 @@
 //! The link: a connection of each follower to the leader, over which the leader sends a beat at
-//! regular intervals. A beat is the byte 0, or the byte 1 and the [`Times`] of the leader.
+//! regular intervals. A beat is the byte 0, or the byte 1 and the [`Times`] of the leader. The
+//! follower sends a byte at the same intervals, and the leader is silent while these do not arrive.
+//! So beats prove both directions. Programs before [`Purpose::TwoWayLink`] send no such bytes, and
+//! end a link with them.
 //!
 //! A follower that receives nothing suspects the leader. A wrong suspicion must do no harm: it only
-//! makes the cluster ask the leader for a sign of life.
+//! makes the cluster ask the leader for a sign of life. After [`Front::hold`] without a beat, the
+//! follower ends the streams that it passes on: the network may acknowledge bytes that it holds, so
+//! that no connection fails.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
 use super::Front;
 use super::passing::ConnectError;
@@ -24,6 +30,9 @@ const BARE: u8 = 0;
 /// The beat with times: 1 | time of the store u64 | wall clock u64, in milliseconds since 1970.
 const TIMED: u8 = 1;
 const TIMED_BYTES: usize = 17;
+
+/// What a follower sends. The leader looks at the number of bytes only.
+const TICK: u8 = 0;
 
 /// The clocks of a leader in milliseconds since 1970. They differ after its wall clock was stepped
 /// back.
@@ -142,7 +151,10 @@ enum LinkError {
     Connect(#[from] ConnectError),
     #[error("it did not accept the link within {} ms", limits::CLUSTER_LINK_SILENCE.as_millis())]
     Timeout,
-    #[error("it sent nothing for {} ms", limits::CLUSTER_LINK_SILENCE.as_millis())]
+    #[error(
+        "it sent nothing for {} ms: it may not run, receive nothing from this host, or not reach the log",
+        limits::CLUSTER_LINK_SILENCE.as_millis()
+    )]
     Silent,
     #[error("it closed the link")]
     Closed,
@@ -156,13 +168,13 @@ enum LinkError {
 pub(super) async fn keep(front: &Front) {
     let mut role = front.role.clone();
     while let Some(leader) = Leader::wait(&mut role).await {
-        let mut is_reported = false;
+        let (mut is_reported, mut two_way) = (false, true);
         let mut replacing = role.clone();
         tokio::select! {
             () = leader.replaced(&mut replacing) => {}
             () = async {
                 loop {
-                    let (was_linked, error) = follow(front, &leader).await;
+                    let (was_linked, error) = follow(front, &leader, &mut two_way).await;
                     // One line for each link that broke, and not for each attempt after it.
                     if was_linked || !is_reported {
                         let Leader { name, address } = &leader;
@@ -178,29 +190,71 @@ pub(super) async fn keep(front: &Front) {
 }
 
 /// Links with a leader until that fails. Returns whether there was a link, and why it ended.
-async fn follow(front: &Front, leader: &Leader) -> (bool, LinkError) {
-    let connecting = timeout(
-        limits::CLUSTER_LINK_SILENCE,
-        front.connect(leader, Purpose::Link),
-    );
-    let socket = match connecting.await {
-        Ok(Ok(socket)) => socket,
-        Ok(Err(error)) => return (false, error.into()),
-        Err(_) => return (false, LinkError::Timeout),
+async fn follow(front: &Front, leader: &Leader, two_way: &mut bool) -> (bool, LinkError) {
+    let mut socket = match open(front, leader, two_way).await {
+        Ok(socket) => socket,
+        Err(error) => return (false, error),
     };
     tracing::debug!("linked with the leader {}", leader.name);
-    (true, listen(socket, front).await)
+    let (reader, writer) = socket.split();
+    let ended = tokio::select! {
+        biased;
+        error = listen(reader, front) => error,
+        error = tick(writer), if *two_way => LinkError::Failed(error),
+    };
+    (true, ended)
+}
+
+/// Opens a link of both directions, or of one if the leader is a program that refuses the former.
+/// `two_way` says which one to try, and then which one it is.
+async fn open(front: &Front, leader: &Leader, two_way: &mut bool) -> Result<TcpStream, LinkError> {
+    let mut purpose = match *two_way {
+        true => Purpose::TwoWayLink,
+        false => Purpose::Link,
+    };
+    loop {
+        let connecting = front.connect(leader, purpose);
+        match timeout(limits::CLUSTER_LINK_SILENCE, connecting).await {
+            Ok(Err(ConnectError::Refused)) if purpose == Purpose::TwoWayLink => {
+                purpose = Purpose::Link;
+            }
+            Ok(connected) => {
+                let socket = connected?;
+                *two_way = purpose == Purpose::TwoWayLink;
+                return Ok(socket);
+            }
+            Err(_) => return Err(LinkError::Timeout),
+        }
+    }
+}
+
+/// Sends a byte at regular intervals. Returns why that failed.
+async fn tick(mut writer: impl AsyncWrite + Unpin) -> io::Error {
+    let mut beat = beats();
+    loop {
+        beat.tick().await;
+        // The socket has room, unless the leader reads nothing.
+        if let Err(error) = writer.write_all(&[TICK]).await {
+            return error;
+        }
+    }
+}
+
+fn beats() -> Interval {
+    let mut beat = interval(limits::CLUSTER_LINK_BEAT);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    beat
 }
 
 /// Reads from a link until it is silent or ends, and passes the times of the leader on.
-async fn listen(mut socket: TcpStream, front: &Front) -> LinkError {
+async fn listen(mut reader: impl AsyncRead + Unpin, front: &Front) -> LinkError {
     let mut bytes = [0; 4 * TIMED_BYTES];
     let mut held = 0;
     loop {
         // Polls the read before the deadline, so a pause of this process is no silence of the
         // leader.
         let deadline = Instant::now() + limits::CLUSTER_LINK_SILENCE;
-        match timeout_at(deadline, socket.read(&mut bytes[held..])).await {
+        match timeout_at(deadline, reader.read(&mut bytes[held..])).await {
             Ok(Ok(0)) => return LinkError::Closed,
             Ok(Ok(read)) => held += read,
             Ok(Err(error)) => return LinkError::Failed(error),
@@ -224,35 +278,57 @@ async fn listen(mut socket: TcpStream, front: &Front) -> LinkError {
     }
 }
 
+/// Ends the streams that are passed on each time that the leader was silent for [`Front::hold`].
+pub(super) async fn end_lost(front: &Front) {
+    let mut is_lost = false;
+    loop {
+        let left = front.hold.saturating_sub(front.links.silence());
+        // After a pause of this process, the beats of that time are read before the second look.
+        sleep(left.max(limits::CLUSTER_LINK_BEAT)).await;
+        let is_silent = left.is_zero() && front.links.silence() >= front.hold;
+        if !mem::replace(&mut is_lost, is_silent) && is_silent {
+            front.lost.notify_waiters();
+        }
+    }
+}
+
 /// Serves the link of a follower until this host does not lead any more, or the follower closes it.
 /// A leader that does not reach the log sends nothing: it cannot serve, and another host may.
-pub(super) async fn serve(front: &Front, host: &HostName, mut socket: TcpStream) {
+pub(super) async fn serve(front: &Front, host: &HostName, two_way: bool, mut socket: TcpStream) {
     let _counted = front.links.add(host);
     let mut role = front.role.clone();
+    tokio::select! {
+        () = send_beats(front, two_way, &mut socket) => {}
+        _ = role.wait_for(|role| role.broker().is_none()) => {}
+    }
+}
+
+/// Sends beats until the follower closes the link or takes none.
+async fn send_beats(front: &Front, two_way: bool, socket: &mut TcpStream) {
     let (mut reader, mut writer) = socket.split();
-    let mut beat = interval(limits::CLUSTER_LINK_BEAT);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let beating = async {
-        loop {
-            beat.tick().await;
-            if !(front.reaches_log)() {
-                continue;
-            }
-            // The socket has room, unless the follower reads nothing.
-            let times = (front.times)().map(Times::encode);
-            let beat = times.as_ref().map_or(&[BARE][..], |it| it);
-            let written = timeout(limits::CLUSTER_LINK_SILENCE, writer.write_all(beat)).await;
-            if !matches!(written, Ok(Ok(()))) {
-                return;
+    let (mut beat, mut ticks, mut ticked_at) = (beats(), [0; 64], Instant::now());
+    loop {
+        tokio::select! {
+            biased;
+            read = reader.read(&mut ticks) => match read {
+                Ok(1..) if two_way => ticked_at = Instant::now(),
+                // On a link of one direction a follower sends nothing.
+                _ => return,
+            },
+            _ = beat.tick() => {
+                let is_heard = !two_way || ticked_at.elapsed() < limits::CLUSTER_LINK_SILENCE;
+                if !is_heard || !(front.reaches_log)() {
+                    continue;
+                }
+                // The socket has room, unless the follower reads nothing.
+                let times = (front.times)().map(Times::encode);
+                let bytes = times.as_ref().map_or(&[BARE][..], |it| it);
+                let written = timeout(limits::CLUSTER_LINK_SILENCE, writer.write_all(bytes)).await;
+                if !matches!(written, Ok(Ok(()))) {
+                    return;
+                }
             }
         }
-    };
-    let mut unexpected = [0];
-    tokio::select! {
-        () = beating => {}
-        // A follower sends nothing.
-        _ = reader.read(&mut unexpected) => {}
-        _ = role.wait_for(|role| role.broker().is_none()) => {}
     }
 }
 

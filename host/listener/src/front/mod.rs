@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::{Listeners, OpenListener, accept};
 pub use link::{Links, Times};
@@ -98,6 +98,8 @@ pub struct Front {
     unready: Mutex<Option<(String, Instant)>>,
     /// The connection to the present leader.
     to_leader: tokio::sync::Mutex<Option<ToLeader>>,
+    /// Ends all streams that are passed on: the leader was silent for [`Self::hold`].
+    lost: Notify,
     /// [`limits::CLUSTER_HOLD`]; shorter in tests.
     hold: Duration,
 }
@@ -145,6 +147,7 @@ impl Front {
             turns: Semaphore::new(handshakes_max().div_ceil(2)),
             unready: Mutex::default(),
             to_leader: tokio::sync::Mutex::default(),
+            lost: Notify::new(),
             hold: limits::CLUSTER_HOLD,
         }
     }
@@ -179,7 +182,7 @@ impl Front {
             port.clone().serve(socket, peer)
         });
         let accepting = async move {
-            tokio::join!(hosts, link::keep(&self));
+            tokio::join!(hosts, link::keep(&self), link::end_lost(&self));
         };
         opened.push(OpenListener {
             line,

@@ -172,6 +172,8 @@ impl Front {
                     biased;
                     () = passing => {}
                     () = leader.replaced(&mut role) => {}
+                    // The client can be served through another host.
+                    () = self.lost.notified() => {}
                 }
                 Ok(None)
             }
@@ -365,7 +367,7 @@ impl Front {
         };
         let scheme = match purpose {
             Purpose::Stream { scheme, .. } => scheme.name(),
-            Purpose::Link | Purpose::Streams => "",
+            Purpose::Link | Purpose::TwoWayLink | Purpose::Streams => "",
         };
         let connecting = async {
             let stream = TcpStream::connect(&leader.address).await;

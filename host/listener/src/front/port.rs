@@ -33,7 +33,11 @@ pub(super) struct Port {
 
 /// A connection of another host that was accepted.
 enum Accepted {
-    Link(HostName, OwnedSemaphorePermit),
+    Link {
+        host: HostName,
+        two_way: bool,
+        permit: OwnedSemaphorePermit,
+    },
     Stream(Served),
     Streams(HostName, OwnedSemaphorePermit),
 }
@@ -116,8 +120,12 @@ impl Port {
             drop(place);
             match done {
                 Ok(None) => {}
-                Ok(Some(Accepted::Link(host, permit))) => {
-                    link::serve(&self.front, &host, socket).await;
+                Ok(Some(Accepted::Link {
+                    host,
+                    two_way,
+                    permit,
+                })) => {
+                    link::serve(&self.front, &host, two_way, socket).await;
                     drop(permit);
                 }
                 Ok(Some(Accepted::Stream(served))) => {
@@ -163,13 +171,21 @@ impl Port {
         if self.front.role.borrow().broker().is_none() {
             return Ok(None);
         }
-        let is_link = request.purpose == Purpose::Link;
-        let permits = if is_link { &self.links } else { &self.muxes };
+        let has_streams = request.purpose == Purpose::Streams;
+        let permits = if has_streams {
+            &self.muxes
+        } else {
+            &self.links
+        };
         let permit = permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| PortError::Connections(host.clone()))?;
-        Ok(Some(match is_link {
-            true => Accepted::Link(host.clone(), permit),
-            false => Accepted::Streams(host.clone(), permit),
+        Ok(Some(match has_streams {
+            true => Accepted::Streams(host.clone(), permit),
+            false => Accepted::Link {
+                host: host.clone(),
+                two_way: request.purpose == Purpose::TwoWayLink,
+                permit,
+            },
         }))
     }
 

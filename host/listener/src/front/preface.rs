@@ -115,6 +115,9 @@ pub(super) enum Purpose {
     Stream { scheme: Scheme, client: SocketAddr },
     /// The streams of many clients.
     Streams,
+    /// A link on which the host sends bytes too. The leader sends its own only while these arrive,
+    /// so they prove both directions. Earlier programs refuse it.
+    TwoWayLink,
 }
 
 /// The message of a host to the leader.
@@ -262,6 +265,7 @@ impl Request {
             Purpose::Link => (0, [0; CLIENT_BYTES]),
             Purpose::Stream { scheme, client } => (1, encode_client(scheme, client)),
             Purpose::Streams => (2, [0; CLIENT_BYTES]),
+            Purpose::TwoWayLink => (3, [0; CLIENT_BYTES]),
         };
         out.push(purpose);
         out.extend_from_slice(&client);
@@ -287,6 +291,7 @@ impl Request {
             }
             0 if *client == [0; CLIENT_BYTES] => Purpose::Link,
             2 if *client == [0; CLIENT_BYTES] => Purpose::Streams,
+            3 if *client == [0; CLIENT_BYTES] => Purpose::TwoWayLink,
             _ => return Err("its purpose is unknown"),
         };
         Ok(Self { host, purpose })

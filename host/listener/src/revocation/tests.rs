@@ -163,6 +163,22 @@ fn every_list_of_an_authority_counts_in_any_order() {
     assert_eq!(verdict(&with_other, &client(&plant, 8), &[]), revoked());
 }
 
+/// Regression: the list behind a mark had no effect.
+#[test]
+fn byte_order_marks_hide_no_list() {
+    let plant = root("plant");
+    let (old, new) = (list(&plant, &[5]), list(&plant, &[7]));
+    let bad = client(&plant, 7);
+    for text in [
+        format!("\u{feff}{new}{old}"),
+        format!("\u{feff}{old}\u{feff}{new}"),
+        format!("\u{feff}{new}"),
+    ] {
+        let clients = clients(&[&plant], &[text]).unwrap();
+        assert_eq!(verdict(&clients, &bad, &[]), revoked());
+    }
+}
+
 /// Regression: clients of the authority whose list came second were refused (BadSignature).
 #[test]
 fn authorities_of_one_name_have_a_list_each() {

@@ -1,10 +1,13 @@
 //! A copy of a cluster's log in a write-ahead log below the data directory.
 //!
 //! The mark of the data directory names the copy that tools read. A copy that starts over is made
-//! in another directory, and named when it is complete.
+//! in another directory, and named when it is complete. The copy before is then removed. One that
+//! is damaged must never be removed at once, since it may be all that is left: it is moved to
+//! [`DAMAGED`], until the next one is.
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,10 +18,13 @@ use statehouse_cluster::{Chain, CopyError, CopyStore, LogPoint, Resumed, Snapsho
 use statehouse_files::atomic;
 use statehouse_offline::{ClusterMark, CopyMark};
 use statehouse_protocol::LogPosition;
-use statehouse_wal::{Directory, Error, Log, Options, Room, Sink, Snapshot};
+use statehouse_wal::{Damage, Directory, Error, Log, Options, Room, Sink, Snapshot};
 
 use statehouse_config::limits;
 use statehouse_core::clock::wall_ms;
+
+/// The directory of a copy that was damaged, below the data directory.
+const DAMAGED: &str = "damaged-history";
 
 /// The copies below a data directory.
 pub(super) struct CopyDirectory {
@@ -191,7 +197,7 @@ impl CopyDirectory {
         remove(&ClusterMark::copy_path(&self.directory, copy.number))
     }
 
-    /// Opens the copy that the mark names, if it can be continued.
+    /// Opens the copy that the mark names, if it can be continued. One that is damaged is set aside.
     pub(super) fn resume(&mut self) -> Result<Option<Resumed>, CopyError> {
         let Some(point) = copied(&self.mark) else {
             return Ok(None);
@@ -207,8 +213,16 @@ impl CopyDirectory {
         };
         let (log, opened) = match Log::open(disk, self.options.clone(), wall_ms(), &mut tail) {
             Ok(opened) => opened,
-            Err(error @ Error::Damaged(_)) => {
-                tracing::warn!("the history of this host is damaged, so it starts over: {error}");
+            Err(Error::Damaged(damage)) => {
+                // Its advice is that for the store of a single host.
+                let Damage {
+                    file,
+                    offset,
+                    reason,
+                    ..
+                } = damage;
+                let why = format!("{file} is damaged at byte {offset}: {reason}");
+                self.set_aside(&path, &why)?;
                 return Ok(None);
             }
             Err(error) if error.is_of_later_version() => {
@@ -217,7 +231,10 @@ impl CopyDirectory {
             Err(error) => return Err(failed(error)),
         };
         if opened.position < point.position {
-            tracing::warn!("the history of this host has lost records, so it starts over");
+            drop(log);
+            let (end, expected) = (opened.position, point.position);
+            let why = format!("it ends with record {end}, and had record {expected}");
+            self.set_aside(&path, &why)?;
             return Ok(None);
         }
         tail.end = opened.position;
@@ -229,6 +246,21 @@ impl CopyDirectory {
             end: opened.position,
             snapshot: opened.base,
         }))
+    }
+
+    /// Moves the copy at this path out of the way of a new one, so that it can still be salvaged.
+    /// Replaces the one that was set aside before.
+    fn set_aside(&self, path: &Path, why: &str) -> Result<(), CopyError> {
+        let place = self.directory.join(DAMAGED);
+        remove(&place)?;
+        fs::rename(path, &place).map_err(io(path))?;
+        // A salvage finds the policies through it. Without it, the backup lacks them.
+        _ = symlink("../policies", place.join("policies"));
+        let place = place.display();
+        tracing::warn!(
+            "the history of this host is damaged, so it starts over: {why}. What was there is in {place}, until the next damage. Save what can be read of it with `statehouse doctor {place} --salvage FILE`, then remove that directory"
+        );
+        Ok(())
     }
 
     fn copy(&mut self) -> Result<&mut Copy, CopyError> {

@@ -240,27 +240,56 @@ fn closed_with_ten() -> TempDir {
     directory
 }
 
+const SEGMENT: &str = "000000000001.log";
+
+/// In an earlier version it was removed, although a part of it could be salvaged.
 #[test]
-fn damaged_copy_starts_over_and_stays_until_then() {
+fn damaged_copy_starts_over_and_is_set_aside() {
     let directory = closed_with_ten();
-    let segment = copy_path(directory.path()).join("000000000001.log");
+    let aside = directory.path().join("damaged-history");
+    fs::create_dir(&aside).unwrap();
+    fs::write(aside.join("earlier"), "damage").unwrap();
+    let segment = copy_path(directory.path()).join(SEGMENT);
     let mut bytes = fs::read(&segment).unwrap();
     bytes[100] ^= 1;
-    fs::write(&segment, bytes).unwrap();
+    fs::write(&segment, &bytes).unwrap();
     let (mut store, resumed) = open(directory.path());
     assert_eq!(resumed, None);
-    assert!(segment.exists());
+    assert!(!segment.exists() && !aside.join("earlier").exists());
     store.begin(LogPosition(10)).unwrap();
     snapshot(&mut store, 10, 12);
     assert_eq!(read_copy(directory.path()), [11, 12]);
-    assert!(!segment.exists());
+    drop(store);
+    let (_, resumed) = open(directory.path());
+    assert_eq!(resumed.unwrap().point, point(12));
+    assert!(
+        fs::read(aside.join(SEGMENT)).unwrap() == bytes,
+        "it was changed"
+    );
+}
+
+#[test]
+fn copy_that_has_lost_records_is_set_aside() {
+    let directory = closed_with_ten();
+    let mut mark = ClusterMark::of(directory.path()).unwrap().unwrap();
+    mark.copy.as_mut().unwrap().record = 11;
+    write_mark(directory.path(), &mark).unwrap();
+    let (mut store, resumed) = open(directory.path());
+    assert_eq!(resumed, None);
+    store.begin(LogPosition::NONE).unwrap();
+    store.flush(Some(point(0))).unwrap();
+    let aside = directory.path().join("damaged-history");
+    let disk = Directory::read_only(aside).unwrap();
+    let mut found = Read::default();
+    read(&disk, Base::Oldest, LogPosition::END, &mut found).unwrap();
+    assert_eq!(found.0, (1..=10).collect::<Vec<_>>());
 }
 
 /// Nothing is damaged, so an operator must not look at the disk.
 #[test]
 fn copy_of_a_later_version_is_kept_and_needs_that_version() {
     let directory = closed_with_ten();
-    let segment = copy_path(directory.path()).join("000000000001.log");
+    let segment = copy_path(directory.path()).join(SEGMENT);
     let mut bytes = fs::read(&segment).unwrap();
     bytes[4] = 200;
     let crc = crc32c::crc32c(&bytes[..60]);

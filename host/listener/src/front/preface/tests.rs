@@ -69,7 +69,8 @@ fn is_secret<T>(result: &Result<T, PrefaceError>) -> bool {
 
 #[tokio::test]
 async fn both_sides_agree_on_every_request_and_answer() {
-    let mut requests = vec![request(Purpose::Link), request(Purpose::Streams)];
+    let purposes = [Purpose::Link, Purpose::Streams, Purpose::TwoWayLink];
+    let mut requests = Vec::from(purposes.map(request));
     let mapped = "[::ffff:10.0.0.7]:1".parse().unwrap();
     let clients = ["10.0.0.7:65535", "[2001:db8::1]:1883"].map(|it| it.parse().unwrap());
     for client in clients.into_iter().chain([mapped]) {
@@ -168,7 +169,9 @@ async fn invalid_fields_with_a_valid_mac_are_refused() {
     let name_at = BODY_BYTES - limits::CLUSTER_HOST_NAME_BYTES_MAX;
     for (at, value) in [
         (0, 0),             // A link with the address of a client.
-        (0, 2),             // An unknown purpose.
+        (0, 2),             // Streams with the address of a client.
+        (0, 3),             // A link of both directions with the address of a client.
+        (0, 4),             // An unknown purpose.
         (1, 4),             // An unknown scheme.
         (2, 0),             // A stream without an address.
         (2, 5),             // An unknown family.

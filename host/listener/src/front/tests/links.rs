@@ -2,11 +2,12 @@
 
 use std::sync::atomic::AtomicBool;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
 use crate::front::Times;
-use crate::front::preface::{Answer, Key, receive};
+use crate::front::preface::{Answer, Key, Purpose, receive};
 use statehouse_config::limits;
 
 #[tokio::test]
@@ -71,6 +72,78 @@ async fn a_silent_leader_is_suspected() {
     let before = follower.suspicions();
     eventually("a suspicion", || follower.suspicions() > before).await;
     assert!(linked.elapsed() >= limits::CLUSTER_LINK_SILENCE - Duration::from_millis(50));
+}
+
+/// The network acknowledges what the follower sends, and loses it. No connection fails.
+#[tokio::test]
+async fn a_leader_that_receives_nothing_is_suspected() {
+    let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    let (port, is_lost) = (leader.port, Arc::new(AtomicBool::new(false)));
+    let network = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    follower.follow_at("gw1", network.local_addr().unwrap());
+    let loses = is_lost.clone();
+    let network = tokio::spawn(async move {
+        loop {
+            let (mut socket, _) = network.accept().await.unwrap();
+            let loses = loses.clone();
+            tokio::spawn(async move {
+                let mut next = TcpStream::connect(port).await.unwrap();
+                let (mut from_host, mut to_host) = socket.split();
+                let (mut from_leader, mut to_leader) = next.split();
+                let back = tokio::io::copy(&mut from_leader, &mut to_host);
+                let forth = async {
+                    let mut bytes = [0; 1024];
+                    while let Ok(count @ 1..) = from_host.read(&mut bytes).await {
+                        if !loses.load(Ordering::SeqCst) {
+                            _ = to_leader.write_all(&bytes[..count]).await;
+                        }
+                    }
+                };
+                _ = tokio::join!(back, forth);
+            });
+        }
+    });
+    sleep(2 * limits::CLUSTER_LINK_SILENCE).await;
+    assert_eq!(follower.suspicions(), 0);
+    is_lost.store(true, Ordering::SeqCst);
+    eventually("a suspicion", || follower.suspicions() > 0).await;
+    network.abort();
+}
+
+/// Such a leader refuses links of both directions, and ends one on which it receives a byte.
+#[tokio::test]
+async fn a_follower_sends_nothing_to_a_leader_of_an_earlier_version() {
+    let follower = Host::plain("gw2");
+    let leader = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    follower.follow_at("gw1", leader.local_addr().unwrap());
+    let (key, mut purposes) = (Key::new(&SECRET), Vec::new());
+    let mut link = loop {
+        let (mut socket, _) = leader.accept().await.unwrap();
+        // An attempt that timed out.
+        let Ok(received) = receive(&mut socket, &key).await else {
+            continue;
+        };
+        let purpose = received.request.purpose;
+        purposes.push(purpose);
+        let answer = match purpose {
+            Purpose::Link => Answer::Accepted,
+            _ => Answer::Refused,
+        };
+        received.answer(&mut socket, &key, answer).await.unwrap();
+        if answer == Answer::Accepted {
+            break socket;
+        }
+    };
+    assert_eq!(purposes[0], Purpose::TwoWayLink);
+    let before = follower.suspicions();
+    for _ in 0..10 {
+        link.write_all(&[0]).await.unwrap();
+        let sent = timeout(limits::CLUSTER_LINK_BEAT, link.read(&mut [0])).await;
+        assert!(sent.is_err(), "{sent:?}");
+    }
+    assert_eq!(follower.suspicions(), before);
 }
 
 #[tokio::test]

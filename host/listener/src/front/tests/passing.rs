@@ -1,5 +1,7 @@
 //! Clients of hosts in every role, and changes of roles.
 
+use std::sync::atomic::AtomicBool;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -7,8 +9,9 @@ use tokio::sync::mpsc::unbounded_channel;
 
 use super::client::{Client, connect, connect_3};
 use super::*;
-use crate::front::mux;
 use crate::front::preface::{Answer, Key, Purpose, Request, receive, send};
+use crate::front::{Links, mux};
+use statehouse_config::limits;
 
 #[tokio::test]
 async fn a_follower_passes_clients_of_every_scheme_on() {
@@ -220,6 +223,48 @@ async fn streams_end_when_another_host_leads() {
     assert!(still.is_err());
     follower.follow_at("gw3", dead_address());
     is_closed(&mut socket).await;
+}
+
+/// A network that acknowledges the bytes that it holds: no connection fails.
+#[tokio::test]
+async fn streams_end_when_the_leader_was_silent_for_the_hold() {
+    let links = Arc::<Links>::default();
+    let seen = links.clone();
+    let follower = Host::new("gw2", &["mqtt"], None, |front| {
+        front.hold = Duration::from_secs(3);
+        front.links = seen;
+    });
+    let is_silent = Arc::new(AtomicBool::new(false));
+    let (accepted, mut is_accepted) = unbounded_channel();
+    let silent = is_silent.clone();
+    let leader = FakeLeader::start(move |purpose, mut socket| {
+        let (accepted, silent) = (accepted.clone(), silent.clone());
+        async move {
+            if purpose == Purpose::Streams {
+                let (reader, writer) = socket.into_split();
+                let decide = |_, _| Ok(|stream| accepted.send(stream).unwrap());
+                _ = mux::accept(reader, writer, decide).await;
+                return;
+            }
+            while !silent.load(Ordering::SeqCst) {
+                _ = socket.write_all(&[0]).await;
+                sleep(limits::CLUSTER_LINK_BEAT).await;
+            }
+            // The socket stays open.
+            std::future::pending::<()>().await;
+        }
+    });
+    follower.follow_at("gw1", leader.address);
+    eventually("a beat", || !links.silence().is_zero()).await;
+    let mut socket = follower.connect().await;
+    socket.write_all(&connect("one")).await.unwrap();
+    let passed = timeout(PATIENCE, is_accepted.recv()).await;
+    let stream = passed.expect("the stream is passed on").unwrap();
+    let still = timeout(Duration::from_secs(4), is_closed(&mut socket)).await;
+    assert!(still.is_err(), "the leader is not silent");
+    is_silent.store(true, Ordering::SeqCst);
+    is_closed(&mut socket).await;
+    drop(stream);
 }
 
 #[tokio::test]
