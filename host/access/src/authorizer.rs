@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use statehouse_mqtt::{Identity, Origin};
-use statehouse_protocol::{ConnectionId, SessionId};
+use statehouse_protocol::{ConnectionId, SessionId, Shown};
 
 use super::rules::{Grants, Principal, Rules};
 use crate::limits;
@@ -118,11 +118,11 @@ pub struct NoRule<'a>(pub &'static str, pub &'a [u8]);
 impl fmt::Display for NoRule<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(what, on) = self;
-        let shown = &on[..on.len().min(limits::NO_RULE_SHOWN_BYTES)];
-        let more = if shown.len() < on.len() { "…" } else { "" };
+        write!(f, "no rule lets it {what}")?;
         match on {
-            [] => write!(f, "no rule lets it {what}"),
-            _ => write!(f, "no rule lets it {what} {}{more}", shown.escape_ascii()),
+            [] => Ok(()),
+            // The log escapes control characters, as in a client id.
+            _ => write!(f, " {}", Shown::cut(on, limits::NO_RULE_SHOWN_BYTES)),
         }
     }
 }
@@ -271,6 +271,26 @@ mod tests {
             Ok::<_, Infallible>(Rules::parse(text).unwrap())
         });
         Authorizer::new(watched)
+    }
+
+    /// Regression: the log escaped the escapes of each byte that is not ASCII once more.
+    #[test]
+    fn refused_topic_is_text_and_other_bytes_are_escaped() {
+        let shown = |on: &[u8]| NoRule("read", on).to_string();
+        assert_eq!(shown(b""), "no rule lets it read");
+        for (on, text) in [
+            ("Wärme/Halle 4".as_bytes(), "Wärme/Halle 4"),
+            (b"a\xffb\xc3", "a\\xffb\\xc3"),
+            ("o'brien\n\\".as_bytes(), "o'brien\n\\"),
+        ] {
+            assert_eq!(shown(on), format!("no rule lets it read {text}"));
+        }
+        let long = "ä".repeat(limits::NO_RULE_SHOWN_BYTES);
+        let cut = "ä".repeat(limits::NO_RULE_SHOWN_BYTES / 2);
+        assert_eq!(
+            shown(long.as_bytes()),
+            format!("no rule lets it read {cut}…")
+        );
     }
 
     fn origin(client: &str, connection: ConnectionId, session: SessionId) -> Origin {

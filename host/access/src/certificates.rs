@@ -47,6 +47,9 @@ pub enum CertificatesError {
     /// An entry has neither a user nor attributes.
     #[error("{0}: the entry of `{1}` has neither a user nor attributes: add one, or remove it")]
     Empty(PathBuf, String),
+    /// The user of an entry has an empty name.
+    #[error("{0}: the user of `{1}` is empty: name a user, or leave `user` out")]
+    NoName(PathBuf, String),
 }
 
 /// The mapping of certificates to users and attributes.
@@ -95,6 +98,11 @@ impl Owners {
             if owner.user.is_none() && owner.attributes.is_empty() {
                 let (path, subject) = shown();
                 return Err(CertificatesError::Empty(path, subject));
+            }
+            // It would be a user for rules that apply to every user.
+            if owner.user.as_deref() == Some("") {
+                let (path, subject) = shown();
+                return Err(CertificatesError::NoName(path, subject));
             }
             if let Some(first) = owners.insert(subject, owner) {
                 return Err(CertificatesError::Duplicate(path.to_owned(), first.subject));
@@ -353,6 +361,8 @@ mod tests {
         assert!(says(&entry("press-4", "user = 'a'")).contains("`press-4` is not a subject"));
         assert!(says(&entry("", "user = 'a'")).contains("is not a subject"));
         assert!(says(&entry("CN=a", "")).contains("neither a user nor attributes"));
+        let no_name = entry("CN=a", "user = ''\nattributes = { line = '3' }");
+        assert!(says(&no_name).contains("the user of `CN=a` is empty"));
         let twice = entry("CN=a,O=b", "user = 'a'") + &entry("O = b, CN = a", "user = 'b'");
         assert!(says(&twice).contains("has two entries"));
     }

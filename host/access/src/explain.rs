@@ -388,7 +388,8 @@ impl Resource {
         };
         let keys = keys.iter().filter(|it| it.is_pattern);
         let keys = keys.map(|it| (it.line, &it.template));
-        let clients = self.clients.iter().map(move |it| (line, it));
+        let clients = self.clients.iter().flatten();
+        let clients = clients.map(move |it| (line, it));
         let open = clients
             .chain(keys)
             .filter(|(_, it)| it.has_open_placeholder());
@@ -402,6 +403,7 @@ impl Resource {
             user: None,
             attributes: &[],
         };
-        self.clients.iter().any(|it| !it.is_static()) || self.applies_to(&principal)
+        let mut clients = self.clients.iter().flatten();
+        clients.any(|it| !it.is_static()) || self.applies_to(&principal)
     }
 }

@@ -56,8 +56,8 @@ pub(super) struct Rule {
 #[derive(Debug)]
 pub(super) struct Resource {
     pub(super) kind: Kind,
-    /// Patterns of the client ids that the resource applies to. Empty for all client ids.
-    pub(super) clients: Vec<Template>,
+    /// Patterns of the client ids that the resource applies to. `None` for all client ids.
+    pub(super) clients: Option<Vec<Template>>,
 }
 
 /// The allowed action and its topics or keys.
@@ -225,12 +225,13 @@ impl Rules {
 impl Resource {
     /// Whether the resource applies to the id of this client.
     pub(super) fn applies_to(&self, principal: &Principal<'_>) -> bool {
-        self.clients.is_empty()
-            || self.clients.iter().any(|template| {
+        self.clients.as_ref().is_none_or(|templates| {
+            templates.iter().any(|template| {
                 template.pattern(Some(principal)).is_some_and(|pattern| {
                     statehouse_protocol::pattern::matches(&pattern, principal.client.as_bytes())
                 })
             })
+        })
     }
 }
 

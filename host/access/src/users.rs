@@ -125,10 +125,12 @@ impl Users {
             return Err(UsersError::Writable(path.to_owned(), mode));
         }
         let bytes = read_file(path, limits::USERS_FILE_BYTES_MAX)?;
+        // Some editors begin a file with a byte order mark, which is no part of the first name.
+        let text = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(&bytes);
         let mut key = [0; blake3::KEY_LEN];
         getrandom::fill(&mut key).map_err(UsersError::Random)?;
         let mut users = HashMap::new();
-        for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
+        for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
             read_line(line, &mut users).map_err(|error| UsersError::Line {
                 path: path.to_owned(),
                 line: number + 1,
@@ -442,6 +444,22 @@ mod tests {
         assert!(changed.count() < 60, "a name keeps its cost");
         let none = open("", 0o600).unwrap();
         assert_eq!(none.cost_of_unknown("anna"), OWN_COST);
+    }
+
+    #[test]
+    fn byte_order_mark_is_no_part_of_the_first_name() {
+        let hash = hash(b"right").unwrap();
+        for text in [
+            format!("\u{feff}anna:{hash}\nbert:{hash}\n"),
+            format!("\u{feff}# people\r\nanna:{hash}\r\nbert:{hash}\r\n"),
+        ] {
+            let users = open(&text, 0o600).unwrap();
+            assert_eq!(users.len(), 2);
+            assert!(users.credential("anna").is_some() && users.credential("bert").is_some());
+        }
+        assert!(open("\u{feff}", 0o600).unwrap().is_empty());
+        let twice = open(&format!("\u{feff}anna:{hash}\nanna:{hash}\n"), 0o600);
+        assert!(twice.err().unwrap().starts_with("line 2 of /"));
     }
 
     #[test]

@@ -6,11 +6,13 @@
 use std::path::PathBuf;
 
 use clap::ArgAction;
+use clap::builder::NonEmptyStringValueParser;
 pub use statehouse_access::settings::{AccessConfig, CertificateUsers, TokenConfig};
 
 use super::ConfigError;
 use super::layer::settings;
 use super::switch::Switch;
+use super::values;
 
 settings! {
     /// The access settings of `serve`.
@@ -54,8 +56,10 @@ settings! {
             long,
             value_name = "URL",
             env = "STATEHOUSE_TOKEN_ISSUER",
-            value_delimiter = ','
+            value_delimiter = ',',
+            value_parser = NonEmptyStringValueParser::new()
         )]
+        #[serde(deserialize_with = "values::nonempty")]
         pub token_issuer: Vec<String>,
     }
 }
@@ -104,6 +108,8 @@ fn certificate_users(name: PathBuf) -> CertificateUsers {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args, FromArgMatches};
+
     use super::super::layer::Layer;
     use super::*;
 
@@ -132,6 +138,20 @@ mod tests {
         };
         let error = load(unchecked).unwrap_err();
         assert!(error.to_string().contains("--token-keys"));
+    }
+
+    /// An empty variable reaches the same parser. No token would have an empty issuer.
+    #[test]
+    fn an_empty_issuer_is_refused() {
+        let issuers = |value: &str| {
+            let command = AccessFlags::augment_args(clap::Command::new("serve"));
+            let matches = command
+                .no_binary_name(true)
+                .try_get_matches_from(["--token-issuer", value])?;
+            Ok::<_, clap::Error>(AccessFlags::from_arg_matches(&matches)?.token_issuer)
+        };
+        assert_eq!(issuers("https://a,https://b").unwrap().len(), 2);
+        assert!(issuers("").is_err() && issuers("https://a,").is_err());
     }
 
     #[test]

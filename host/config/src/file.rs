@@ -1,6 +1,5 @@
 //! Parses the configuration file into the same settings as the flags. An error names the line.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
@@ -11,6 +10,7 @@ use std::sync::LazyLock;
 use serde::de::{DeserializeOwned, DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
 use super::{
     AccessFlags, ClusterFlags, ConfigError, Flags, ForeignFlags, LimitFlags, ListenFlags,
@@ -157,12 +157,32 @@ pub(super) fn gather(path: &Path, text: &str) -> (Flags, Vec<ConfigError>) {
 
 /// The bytes of the setting that contains a place, if the text is TOML.
 fn entry_at(text: &str, place: Option<Range<usize>>) -> Option<Range<usize>> {
-    let entries: BTreeMap<Spanned<String>, Spanned<toml::Value>> = toml::from_str(text).ok()?;
+    let entries = DeTable::parse(text).ok()?;
     let place = place?;
-    let mut entries = entries
-        .iter()
-        .map(|(key, value)| key.span().start..value.span().end.max(key.span().end));
-    entries.find(|entry| entry.start <= place.start && place.end <= entry.end)
+    let entries = entries.get_ref().iter();
+    let entries = entries.map(|(key, value)| extent(key.span(), value));
+    let around = entries.filter(|it| it.start <= place.start && place.end <= it.end);
+    // The parts of a table may be on both sides of another setting.
+    around.min_by_key(|it| it.len())
+}
+
+/// The bytes of a setting. Those of a table include its headers and everything in it: without one
+/// of them, the rest would be another setting or no TOML.
+fn extent(key: Range<usize>, value: &Spanned<DeValue<'_>>) -> Range<usize> {
+    let whole = both(key, value.span());
+    match value.get_ref() {
+        DeValue::Table(table) => table.iter().fold(whole, |whole, (key, value)| {
+            both(whole, extent(key.span(), value))
+        }),
+        DeValue::Array(values) => values.iter().fold(whole, |whole, value| {
+            both(whole, extent(value.span(), value))
+        }),
+        _ => whole,
+    }
+}
+
+fn both(one: Range<usize>, other: Range<usize>) -> Range<usize> {
+    one.start.min(other.start)..one.end.max(other.end)
 }
 
 /// Replaces a range with spaces, except for line ends.

@@ -54,6 +54,7 @@ settings! {
             value_delimiter = ',',
             help_heading = "Policies"
         )]
+        #[serde(deserialize_with = "values::nonempty")]
         pub trusted_keys: Vec<String>,
 
         /// Accept unsigned policies although there are trusted keys; orders over MQTT still need a

@@ -53,7 +53,7 @@ pub use foreign::{ClientId, ForeignConfig, ForeignFlags, OutboxBounds, PresenceK
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
 pub use switch::Switch;
 pub use traces::{CollectorUrl, Ratio, TraceFlags, TracesConfig};
-pub use url::{BrokerUrl, Scheme, Secret, read_password};
+pub use url::{BrokerUrl, Scheme, Secret, password_in, read_password};
 pub use values::{
     DialectSetting, DropAction, Durability, Fuel, KeyBytes, LogFormat, Node, PacketBytes, Span,
     Threads, nonzero_size, size,

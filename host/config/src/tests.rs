@@ -108,6 +108,23 @@ fn errors_name_the_line() {
     }
 }
 
+/// Regression: an empty list counted as not set, so that every policy or issuer was accepted.
+#[test]
+fn an_empty_list_that_would_allow_everything_is_refused() {
+    let tokens = "token_keys = \"k\"\ntoken_audience = [\"a\"]\n";
+    for setting in ["trusted_keys", "token_issuer"] {
+        for list in ["[]", "[ # none\n]", "[\"\"]"] {
+            let text = format!("{tokens}{setting} = {list}\n");
+            let error = file(&text).unwrap_err().to_string();
+            let says = ["line 3,", "remove the line"];
+            assert!(says.iter().all(|it| error.contains(it)), "{error}");
+        }
+        assert!(file(&format!("{tokens}{setting} = [\"x\"]\n")).is_ok());
+    }
+    // The same as without the line: no list of revoked certificates, pages of the same host.
+    assert!(file("tls_client_crl = []\nws_origin = []\n").is_ok());
+}
+
 #[test]
 fn only_loopback_without_authentication() {
     let error = file("listen = [\"127.0.0.1:0\", \"0.0.0.0:1883\"]\n").unwrap_err();
@@ -338,4 +355,40 @@ fn a_check_of_a_file_that_is_not_toml_reports_one_error() {
         ..Flags::default()
     });
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
+}
+
+/// The rest of a table without its header would be other settings, or no TOML.
+#[test]
+fn a_check_reports_each_table_once_beside_other_wrong_settings() {
+    let wrong = |text: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("statehouse.toml");
+        fs::write(&path, text).unwrap();
+        let (config, wrong) = check(Flags {
+            config: Some(path),
+            ..Flags::default()
+        });
+        let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+        (config.bounds.quota.keys_max, wrong)
+    };
+    for (text, lines) in [
+        ("[limits]\nmax_keys = 5\n", &[1][..]),
+        ("[limits]\nmax_keys = 5\n[other]\nx = 1\n", &[1, 3]),
+        ("[[limits]]\nmax_keys = 5\n[[limits]]\nmax_keys = 6\n", &[1]),
+        ("[limits.keys]\nmax_keys = 5\nmax = [\n  [1],\n]\n", &[1]),
+        ("limits.max_keys = 5\nnode = \"a:b\"\n", &[1, 2]),
+        ("max_keys = 0\n[limits]\nnode = \"a:b\"\n", &[1, 2]),
+        ("[max_keys]\nnode = \"a:b\"\n", &[1]),
+    ] {
+        let (keys_max, wrong) = wrong(text);
+        assert_eq!(wrong.len(), lines.len(), "{text}: {wrong:#?}");
+        for line in lines {
+            let named = format!("line {line},");
+            assert!(wrong.iter().any(|it| it.contains(&named)), "{wrong:#?}");
+        }
+        assert_eq!(keys_max, limits::KEYS_MAX_DEFAULT, "{text}");
+    }
+    // What precedes the table counts for the rest of the check.
+    let (keys_max, wrong) = wrong("max_keys = 7\n[limits]\nmax_keys = 5\n");
+    assert_eq!((keys_max, wrong.len()), (7, 1), "{wrong:#?}");
 }

@@ -192,7 +192,18 @@ fn host_and_port(place: &str) -> Result<(&str, Option<&str>), &'static str> {
     Ok((host, port))
 }
 
-/// The password in a file: its first line, since editors add a line break.
+/// The password in the text of a file or a pipe: its first line, since editors add a line break,
+/// without the byte order mark with which some of them begin.
+#[must_use]
+pub fn password_in(text: &str) -> &str {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    text.lines().next().unwrap_or_default()
+}
+
+/// The [password in](password_in) a file.
+///
+/// # Errors
+/// If the file cannot be read, or is not UTF-8.
 pub fn read_password(path: &Path) -> Result<Secret, ConfigError> {
     let failed = |error| ConfigError::Password(path.to_owned(), error);
     let mut text = String::new();
@@ -200,7 +211,7 @@ pub fn read_password(path: &Path) -> Result<Secret, ConfigError> {
     file.take(limits::BROKER_PASSWORD_BYTES_MAX)
         .read_to_string(&mut text)
         .map_err(failed)?;
-    Ok(Secret(text.lines().next().unwrap_or_default().to_owned()))
+    Ok(Secret(password_in(&text).to_owned()))
 }
 
 #[cfg(test)]
@@ -259,6 +270,23 @@ mod tests {
             let error = text.parse::<BrokerUrl>().unwrap_err();
             assert!(error.contains("mqtt://HOST:PORT"), "{text}: {error}");
             assert!(!error.contains("secret"), "{text}: {error}");
+        }
+    }
+
+    /// Regression: the mark was a part of the password.
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_password() {
+        for (text, password) in [
+            ("\u{feff}se cret\r\nnote\n", "se cret"),
+            ("\u{feff}", ""),
+            ("a\u{feff}\n", "a\u{feff}"),
+            ("", ""),
+        ] {
+            assert_eq!(password_in(text), password);
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            let read = read_password(file.path()).unwrap();
+            assert_eq!(read, Secret(password.to_owned()));
         }
     }
 

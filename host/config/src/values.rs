@@ -73,6 +73,18 @@ impl FromStr for Node {
     }
 }
 
+/// A list in the file that must name at least one value. An empty one would count as not set, which
+/// allows more than any list.
+pub(super) fn nonempty<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let list = Vec::<String>::deserialize(from)?;
+    match list.is_empty() || list.iter().any(String::is_empty) {
+        true => Err(de::Error::custom(
+            "name at least one value, or remove the line: an empty list would restrict nothing",
+        )),
+        false => Ok(list),
+    }
+}
+
 /// A number of bytes, with or without a unit: `64`, `512MB` (a million bytes each), `4GiB`.
 pub fn size(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit());

@@ -7,6 +7,7 @@
 //! * [`topics`]: where requests and notifications go.
 //! * [`Peer`]: the connection behind a request.
 //! * [`rights`]: the rights of a client to keys.
+//! * [`Shown`]: keys, topics and names as text for people.
 //! * [`ProgramVersion`]: the version of this program, and of the one that wrote a file.
 //!
 //! This crate depends on no other crate of the workspace and does no I/O.
@@ -25,6 +26,7 @@ mod peer;
 mod position;
 mod program;
 pub mod rights;
+mod text;
 pub mod topics;
 
 pub use histogram::{Histogram, TimeBucket};
@@ -32,3 +34,4 @@ pub use ids::{ConnectionId, SessionId};
 pub use peer::{OPERATOR_CLIENT, Peer};
 pub use position::LogPosition;
 pub use program::{ProgramVersion, WrittenBy};
+pub use text::Shown;

@@ -151,6 +151,35 @@ fn denied_request_shows_in_answer_log_metric_and_explain() {
     }
 }
 
+/// Regression: each byte of such a key or topic was escaped, and the log escaped the escape again.
+#[test]
+fn refused_keys_and_topics_are_text_in_the_log() {
+    let rules = RulesFile::new(RULES);
+    let server = server_with(&rules);
+    let mut writer = server.store("writer");
+    assert_eq!(writer.ask(&["GET", "Wärme/Halle 4"]).text(), DENIED);
+    let line = server.wait_for_log("no rule lets it read");
+    assert!(line.contains("read Wärme/Halle 4\""), "{line}");
+    assert_eq!(writer.ask(&["SET", "a\nb", "v"]).text(), DENIED);
+    let line = server.wait_for_log("no rule lets it write");
+    assert!(line.contains("write a\\nb\""), "{line}");
+    let refused = Publish::new("Wärme", b"x").qos(1);
+    assert_eq!(writer.client.publish(refused).reason, NOT_AUTHORIZED);
+    let line = server.wait_for_log("no rule lets it publish");
+    assert!(line.contains("publish Wärme\""), "{line}");
+}
+
+#[test]
+fn own_topic_is_explained_by_what_is_published_there() {
+    let rules = RulesFile::new(RULES);
+    let notifications = notification_topic("reader", b"shared/a");
+    for filter in ["clients/reader/answers", &notifications] {
+        let output = explain(&rules, 0, &["reader", "SUBSCRIBE", filter]);
+        let says = "responses and notifications to it are published there";
+        assert!(output.contains(says), "{output}");
+    }
+}
+
 #[test]
 fn will_requires_the_right_to_publish_its_topic() {
     let rules = RulesFile::new(RULES);
@@ -278,6 +307,10 @@ fn bad_rules_file_is_refused_and_old_rules_remain() {
             "line 1: this rule allows nothing",
         ),
         ("[[rules]]\nprincipals.clientIDs = [\"a\"]\n", "line 2"),
+        (
+            "[[rules]]\nprincipals.clientIds = [\"a\"]\nbrokerResources = [{ method = \"Connect\", clientIds = [] }]\n",
+            "line 3: this resource has no clientIds",
+        ),
     ] {
         let bad = RulesFile::new(text);
         let arguments = ["serve", "--listen", "127.0.0.1:0", "--rules", bad.name()];

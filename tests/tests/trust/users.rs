@@ -42,12 +42,18 @@ fn connected(server: &Server, id: &str, user: &str, password: &str) -> Client {
 
 #[test]
 fn only_correct_passwords_are_accepted_others_get_a_reason() {
-    let file = UsersFile::new(&[("anna", "secret"), ("bert", "Geheim: ü 1\n")]);
+    let file = UsersFile::new(&[
+        ("anna", "secret"),
+        ("bert", "Geheim: ü 1\n"),
+        // Regression: the byte order mark was a part of the password.
+        ("carl", "\u{feff}Geheim\r\n"),
+    ]);
     let server = file.server(&[]);
     for (user, password, expected) in [
         (Some("anna"), Some("secret"), OK),
         (Some("anna"), Some("secret"), OK),
         (Some("bert"), Some("Geheim: ü 1"), OK),
+        (Some("carl"), Some("Geheim"), OK),
         (Some("anna"), Some("Secret"), WRONG),
         (Some("anna"), Some(""), WRONG),
         (Some("anna"), None, WRONG),

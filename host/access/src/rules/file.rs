@@ -59,6 +59,11 @@ pub enum RuleError {
     /// The rule has no resources.
     #[error("this rule allows nothing: give it brokerResources or stateStoreResources")]
     NoResources,
+    /// The list of client ids of a resource is empty.
+    #[error(
+        "this resource has no clientIds: remove the list, which allows every client id, or name ids"
+    )]
+    NoClients,
     /// Publish or Subscribe has no topics.
     #[error("this resource has no topics")]
     NoTopics,
@@ -141,8 +146,7 @@ enum BrokerMethod {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct BrokerText {
     method: BrokerMethod,
-    #[serde(default)]
-    client_ids: Vec<Spanned<String>>,
+    client_ids: Option<Vec<Spanned<String>>>,
     #[serde(default)]
     topics: Vec<Spanned<String>>,
 }
@@ -269,10 +273,14 @@ fn broker(text: &Spanned<BrokerText>, lines: &Lines) -> Result<Resource, RulesEr
         (BrokerMethod::Publish, false) => Kind::Publish(topics),
         (BrokerMethod::Subscribe, false) => Kind::Subscribe(topics),
     };
-    let clients = lines.each(&it.client_ids, Template::parse_pattern)?;
+    let clients = match &it.client_ids {
+        None => None,
+        Some(ids) if ids.is_empty() => return Err(lines.refuse(text, RuleError::NoClients)),
+        Some(ids) => Some(lines.each(ids, Template::parse_pattern)?),
+    };
     Ok(Resource {
         kind,
-        clients: clients.into_iter().map(|(_, template)| template).collect(),
+        clients: clients.map(|all| all.into_iter().map(|(_, template)| template).collect()),
     })
 }
 
@@ -303,6 +311,6 @@ fn store(text: &Spanned<StoreText>, lines: &Lines) -> Result<Resource, RulesErro
             write: matches!(it.method, StoreMethod::Write | StoreMethod::ReadWrite),
             keys: keys.collect(),
         },
-        clients: Vec::new(),
+        clients: None,
     })
 }

@@ -214,6 +214,14 @@ fn invalid_rule_is_refused_with_its_line() {
             rule("brokerResources = [{ method = \"Publish\" }]"),
             "line 4: this resource has no topics",
         ),
+        (
+            rule("brokerResources = [{ method = \"Connect\", clientIds = [] }]"),
+            "line 4: this resource has no clientIds",
+        ),
+        (
+            rule("brokerResources = [{ method = \"Publish\", clientIds = [], topics = [\"a\"] }]"),
+            "line 4: this resource has no clientIds",
+        ),
         (keys(""), "line 4: this resource has no keys"),
         (keys("\"a\", \n\"[a\""), "line 6: `[a` has a `[`"),
         (keys("\"\""), "line 5: the key is empty"),
@@ -433,16 +441,16 @@ fn documented_example_grants_what_its_comments_say() {
         ..principal("press-4")
     });
     assert!(press.may_connect() && press.may_publish(b"telemetry/press-4/speed"));
-    assert!(press.may_write(b"press-4/speed") && !press.may_write(b"press-5/speed"));
+    assert!(press.may_write(b"press-4:speed") && !press.may_write(b"press-5:speed"));
     assert!(press.may_read(b"limits/speed") && !press.may_write(b"limits/speed"));
     let maintenance = rules.grants(Principal {
         user: Some("maintenance"),
         ..principal("any")
     });
     assert!(
-        maintenance.may_subscribe(b"telemetry/+/speed") && maintenance.may_read(b"press-4/speed")
+        maintenance.may_subscribe(b"telemetry/+/speed") && maintenance.may_read(b"press-4:speed")
     );
-    assert!(maintenance.may_write(b"limits/speed") && !maintenance.may_write(b"press-4/speed"));
+    assert!(maintenance.may_write(b"limits/speed") && !maintenance.may_write(b"press-4:speed"));
 }
 
 const PAGE: &str = include_str!("../../../docs/authorization.md");
@@ -463,7 +471,7 @@ fn documented() -> Vec<String> {
         format!(
             "[[rules]]\nprincipals.usernames = [\"*\"]\n\
              brokerResources = [{{ method = \"Connect\", clientIds = [{list}] }}]\n\
-             stateStoreResources = [{{ method = \"Read\", keyType = \"Pattern\", keys = [\"{{principal.clientId}}/*\"] }}]\n"
+             stateStoreResources = [{{ method = \"Read\", keyType = \"Pattern\", keys = [\"{{principal.clientId}}:*\"] }}]\n"
         )
     }));
     all
@@ -485,19 +493,29 @@ fn documented_rules_separate_users_with_similar_names() {
             })
         };
         assert!(press("press-1", "press-1").may_connect(), "{text}");
-        for (user, other) in [("press-1", "press-10"), ("press-10", "press-1")] {
+        for (user, other) in [
+            ("press-1", "press-10"),
+            ("press-10", "press-1"),
+            ("press-1", "press-1/0"),
+            ("press-1/0", "press-1"),
+        ] {
             assert!(
                 !press(user, other).may_connect(),
                 "{user} as {other}: {text}"
             );
-            let key = format!("{other}/speed").into_bytes();
             let own = format!("{user}:second");
             for client in [user, &own] {
                 let grants = press(user, client);
-                assert!(!grants.may_read(&key), "{client} reads: {text}");
-                assert!(!grants.may_write(&key), "{client} writes: {text}");
-                let topic = format!("telemetry/{other}/speed").into_bytes();
-                assert!(!grants.may_publish(&topic), "{client} publishes: {text}");
+                for separator in [':', '/'] {
+                    let key = format!("{other}{separator}speed").into_bytes();
+                    assert!(!grants.may_read(&key), "{client} reads: {text}");
+                    assert!(!grants.may_write(&key), "{client} writes: {text}");
+                }
+                // A name with a slash has no topics of its own.
+                if !other.contains('/') {
+                    let topic = format!("telemetry/{other}/speed").into_bytes();
+                    assert!(!grants.may_publish(&topic), "{client} publishes: {text}");
+                }
             }
         }
     }

@@ -7,8 +7,9 @@ use std::time::Duration;
 /// own. So operators on other machines cannot block those on this machine.
 pub const ADMIN_OPERATORS_MAX: usize = 32;
 
-/// Authenticated connections of one user at a listener: a browser opens six. So one user cannot
-/// take the place of all others.
+/// Authenticated connections of one user at a listener: a browser opens six. At the listener of
+/// metrics, where no client logs in, those of one network of clients. So neither can take the place
+/// of all others.
 pub const ADMIN_USER_CONNECTIONS_MAX: usize = ADMIN_OPERATORS_MAX / 4;
 
 /// How long a connection may wait with an answer of which its client takes no byte.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Ran, Server, binary, command,
+    Client, Connect, Ran, Server, binary, command,
     command::{add_user, finish},
     run,
 };
@@ -126,6 +126,36 @@ fn user_command_maintains_the_users_file() {
         .code(2)
         .says("--password-stdin");
     assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
+}
+
+/// Regression: by the rule with the keys `{principal.username}/*`, the user `press` could access the
+/// keys of `press/4`.
+#[test]
+fn new_user_with_a_slash_is_refused_and_an_old_one_stays() {
+    let file = UsersFile::new(&[("press", "secret")]);
+    file.add("press/4", "secret").code(2).says("has no `/`");
+    assert_eq!(file.user(&["list"], "").code(0).text(), "press\n");
+    // An earlier version took such names.
+    let text = fs::read_to_string(file.path()).unwrap();
+    fs::write(file.path(), text.replace("press:", "press/4:")).unwrap();
+    file.add("press/4", "new").code(0).says("changed press/4");
+    file.user(&["role", "press/4", "read"], "").code(0);
+    assert_eq!(file.user(&["list"], "").code(0).text(), "press/4\tread\n");
+}
+
+/// Regression: the mark was a part of the first name, so that its user could not log in.
+#[test]
+fn byte_order_mark_is_no_part_of_the_first_user() {
+    let file = UsersFile::new(&[("anna", "secret"), ("bert", "secret")]);
+    let text = fs::read_to_string(file.path()).unwrap();
+    fs::write(file.path(), format!("\u{feff}{text}")).unwrap();
+    let server = file.server(&[]);
+    let login = Connect::new("a").login("anna", "secret");
+    let (_client, answer) = Client::try_connect(server.address(), &login);
+    assert_eq!(answer.reason, 0, "{}", answer.text());
+    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
+    file.add("anna", "other").code(0).says("changed anna");
+    assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
 }
 
 #[test]
