@@ -8,9 +8,10 @@ mod client_id;
 mod disk;
 #[cfg(test)]
 mod restore_tests;
+mod rights;
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -88,7 +89,7 @@ pub struct Recovered {
 
 /// Locks the directory and recovers its state.
 pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
-    let failed = |error| StorageError::Log(storage.directory.clone(), error);
+    let failed = |error| rights::failure(storage, error);
     let disk = Directory::open(&storage.directory).map_err(failed)?;
     read(storage, disk)
 }
@@ -131,7 +132,7 @@ pub fn stand_by(
                 thread::sleep(limits::STANDBY_POLL);
             }
             Ok(disk) => break disk,
-            Err(error) => return Err(StorageError::Log(storage.directory.clone(), error)),
+            Err(error) => return Err(rights::failure(storage, error)),
         }
     };
     read(storage, disk).map(Some)
@@ -162,12 +163,17 @@ pub fn look(storage: &Storage) -> Result<Found, StorageError> {
     statehouse_wal::read(&disk, Base::Newest, LogPosition::END, &mut sink).map_err(failed)?;
     finish(&mut image, storage, wall_ms())?;
     probe_room(&storage.directory, 0).map_err(failed)?;
-    client_id::existing(&storage.directory)
-        .map_err(|error| StorageError::ClientId(storage.directory.join(client_id::FILE), error))?;
+    check_client_id(&storage.directory)?;
     Ok(Found {
         image,
         in_use: locked,
     })
+}
+
+/// Refuses a directory whose file with the name of the store is wrong, as a start does.
+pub(crate) fn check_client_id(directory: &Path) -> Result<(), StorageError> {
+    let failed = |error| StorageError::ClientId(directory.join(client_id::FILE), error);
+    client_id::existing(directory).map(drop).map_err(failed)
 }
 
 /// Refuses the directory of a host of a cluster, and one of an interrupted restore.
@@ -213,7 +219,7 @@ fn finish(image: &mut Image, storage: &Storage, wall_ms: u64) -> Result<(), Stor
 fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let start = Instant::now();
     let wall_ms = wall_ms();
-    let failed = |error| StorageError::Log(storage.directory.clone(), error);
+    let failed = |error| rights::failure(storage, error);
     refuse_no_store(storage)?;
     let options = Options {
         durability: match storage.durability {
@@ -321,7 +327,11 @@ impl Recovered {
         listener: &LogListener,
     ) -> Result<(Arc<Disk>, Image), statehouse_wal::Error> {
         for (position, what) in &self.opened.damaged_snapshots {
-            tracing::error!(%position, what, "a snapshot is damaged: recovered from an older one and the log after it");
+            tracing::error!(
+                position = position.0,
+                what,
+                "a snapshot is damaged: recovered from an older one and the log after it"
+            );
         }
         let released = listener.clone();
         let source = SnapshotSource {
@@ -403,7 +413,6 @@ impl Source for SnapshotSource {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     use super::*;

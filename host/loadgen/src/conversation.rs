@@ -83,7 +83,7 @@ impl<P: Protocol> Conversation<P> {
 
     /// Writes all requests that are due and have a free slot.
     pub(super) fn send(&mut self, now: Instant) {
-        let schedule = self.run.schedule;
+        let (schedule, until) = (self.run.schedule, self.run.until());
         while self.out.len() < limits::LOAD_OUTPUT_BYTES_HIGH
             && !self.exhausted
             && let Some(slot) = self.free.last().copied()
@@ -93,10 +93,10 @@ impl<P: Protocol> Conversation<P> {
                 Some(turns) => schedule.begin + turns.due(self.sent),
             };
             // Also if no further request is due in the window: the run lasts until its end.
-            if since > now && now < schedule.until {
+            if since > now && now < until {
                 return;
             }
-            let request = match since < schedule.until {
+            let request = match since < until {
                 true => self.source.next(),
                 false => None,
             };
@@ -189,9 +189,8 @@ impl<P: Protocol> Conversation<P> {
 
     /// Whether there is nothing left to send or to wait for.
     pub(super) fn is_over(&self, now: Instant) -> bool {
-        let schedule = &self.run.schedule;
         self.exhausted && self.free.len() == self.slots.len()
-            || now >= schedule.until + self.run.timeout
+            || now >= self.run.until() + self.run.timeout
             || self.run.is_aborted()
     }
 
@@ -215,7 +214,8 @@ impl<P: Protocol> Conversation<P> {
         let Some(turns) = self.turns else {
             return;
         };
-        let Schedule { begin, from, until } = self.run.schedule;
+        let Schedule { begin, from, .. } = self.run.schedule;
+        let until = self.run.until();
         let before = |time: Instant| turns.before(time.saturating_duration_since(begin));
         let due = before(until.min(now));
         let measured = due.saturating_sub(self.sent.max(before(from)));
@@ -359,6 +359,19 @@ mod tests {
         let tally = it.tally.borrow();
         assert_eq!((tally.requests, tally.answered, tally.sent), (3, 1, 3));
         assert!((tally.writes.max_us() - 3000.0).abs() < 10.0);
+    }
+
+    #[test]
+    fn stopped_run_waits_for_the_requests_in_flight() {
+        let (mut it, begin) = conversation(None, 2);
+        it.send(begin + 20 * MS);
+        it.run.stop();
+        it.read(&[0x00], begin + 21 * MS).unwrap();
+        it.send(Instant::now() + MS);
+        assert_eq!(it.sent, 2, "a slot is free");
+        assert!(!it.is_over(begin + 22 * MS));
+        it.read(&[0x11], begin + 22 * MS).unwrap();
+        assert!(it.is_over(begin + 22 * MS));
     }
 
     #[test]

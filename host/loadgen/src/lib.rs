@@ -27,6 +27,7 @@ mod work;
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -86,7 +87,8 @@ pub struct Plan {
 pub struct Outcome {
     /// Counts, latencies and errors.
     pub tally: Tally,
-    /// The length of the measurement. It is shorter than planned if all connections were lost.
+    /// The length of the measurement. It is shorter than planned if all connections were lost or
+    /// the load was stopped.
     pub measured: Duration,
     /// The processor time of the server during the measurement, and its memory at the end.
     pub server: Option<Usage>,
@@ -156,6 +158,19 @@ pub fn put_on<P: Protocol>(
     plan: &Plan,
     client: impl Fn(Role, usize) -> P + Sync,
     mut watch: impl FnMut(Live),
+) -> Result<Outcome, LoadError> {
+    put_on_until(plan, client, |live| {
+        watch(live);
+        ControlFlow::Continue(())
+    })
+}
+
+/// Like [`put_on`]. If `watch` breaks, no further request begins. The outcome is that of the
+/// requests until then.
+pub fn put_on_until<P: Protocol>(
+    plan: &Plan,
+    client: impl Fn(Role, usize) -> P + Sync,
+    mut watch: impl FnMut(Live) -> ControlFlow<()>,
 ) -> Result<Outcome, LoadError> {
     let threads = plan.threads.clamp(1, plan.connections.max(1));
     let (connected, all_connected) = mpsc::channel();
@@ -257,28 +272,31 @@ fn measure(
     plan: &Plan,
     run: &Run,
     ended: impl Fn() -> bool,
-    watch: &mut impl FnMut(Live),
+    watch: &mut impl FnMut(Live) -> ControlFlow<()>,
 ) -> (Duration, Option<Usage>, Option<Usage>) {
     let schedule = &run.schedule;
     let look = || (plan.pid.and_then(Usage::of), Usage::of(std::process::id()));
-    let wait = |until: Instant, watch: &mut dyn FnMut(Live)| {
+    let wait = |until: Instant, watch: &mut dyn FnMut(Live) -> ControlFlow<()>| {
         while !ended() {
             let now = Instant::now();
-            if now >= until {
+            if now >= until.min(run.until()) {
                 break;
             }
             thread::sleep((until - now).min(limits::LOAD_TICK));
-            watch(Live {
+            let live = Live {
                 elapsed: now.saturating_duration_since(schedule.begin),
                 answered: run.answered.load(Ordering::Relaxed),
                 failed: run.failed.load(Ordering::Relaxed),
-            });
+            };
+            if watch(live).is_break() {
+                run.stop();
+            }
         }
     };
     wait(schedule.from, watch);
     let before = look();
     wait(schedule.until, watch);
-    let end = Instant::now().min(schedule.until);
+    let end = Instant::now().min(run.until());
     let after = look();
     let used = |before: Option<Usage>, after: Option<Usage>| {
         let (before, after) = (before?, after?);

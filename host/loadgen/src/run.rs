@@ -1,7 +1,7 @@
 //! The state that all connections of one run share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::pace::Schedule;
@@ -16,6 +16,8 @@ pub(super) struct Run {
     /// Whether a single error ends the run: without all keys, a measurement is meaningless.
     strict: bool,
     aborted: AtomicBool,
+    /// When the run was stopped before the end of its schedule.
+    stopped: OnceLock<Instant>,
     /// For each watched key, how often it was set during the watch.
     sets: Vec<AtomicU64>,
     /// Connections that still send requests.
@@ -41,6 +43,7 @@ impl Run {
             timeout,
             strict: job == Job::Fill,
             aborted: AtomicBool::new(false),
+            stopped: OnceLock::new(),
             sets: (0..watched).map(|_| AtomicU64::new(0)).collect(),
             senders: AtomicUsize::new(0),
             answered: AtomicU64::new(0),
@@ -77,6 +80,18 @@ impl Run {
     /// Whether an error has ended the run early.
     pub(super) fn is_aborted(&self) -> bool {
         self.aborted.load(Ordering::Relaxed)
+    }
+
+    /// Ends the run: from now on no request begins. Those in flight are waited for.
+    pub(super) fn stop(&self) {
+        // Fails if the run is stopped already.
+        let _ = self.stopped.set(Instant::now());
+    }
+
+    /// The time from which on no request begins.
+    pub(super) fn until(&self) -> Instant {
+        let until = self.schedule.until;
+        self.stopped.get().map_or(until, |it| until.min(*it))
     }
 
     /// How many notifications a watcher of this key must have received for the sets so far.

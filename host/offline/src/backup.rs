@@ -5,6 +5,7 @@
 //! stores in a directory of their own.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -81,12 +82,16 @@ impl ModuleState {
         matches!(self, Self::Whole | Self::BuiltIn)
     }
 
-    /// Checks a module in a directory.
-    pub(super) fn of(modules: &Modules, digest: &blake3::Hash) -> Self {
+    /// Checks a module in a directory. Fails if this account may not read it: that says nothing
+    /// about the file.
+    pub(super) fn of(modules: &Modules, digest: &blake3::Hash) -> Result<Self, PastError> {
         match modules.load(digest) {
-            Ok(_) => Self::Whole,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Self::absent(digest),
-            Err(error) => Self::Damaged(error.to_string()),
+            Ok(_) => Ok(Self::Whole),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::absent(digest)),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(
+                PastError::Unreadable(modules.path(digest), error.to_string()),
+            ),
+            Err(error) => Ok(Self::Damaged(error.to_string())),
         }
     }
 
@@ -126,19 +131,19 @@ impl RecoveredState {
         &self.image.state
     }
 
-    /// Counts the contents; `module` returns the state of a policy's file.
+    /// Counts the contents; `module` returns the state of a policy's file. Fails with its error.
     pub(super) fn contents(
         &self,
         position: LogPosition,
-        mut module: impl FnMut(&blake3::Hash) -> ModuleState,
-    ) -> Contents {
+        mut module: impl FnMut(&blake3::Hash) -> Result<ModuleState, PastError>,
+    ) -> Result<Contents, PastError> {
         let image = &self.image;
         let (state, duplicates) = (&image.state, &image.duplicates);
         let policies = image.policies.iter().enumerate().map(|(number, policy)| {
             let answered = |digest: &blake3::Hash| *digest == policy.digest;
             let requests = duplicates.range(0);
             let remembered = requests.filter(|it| answered(&it.context.policy)).count();
-            Module {
+            Ok(Module {
                 policy: policy.clone(),
                 active: image.active.is_some_and(|it| it as usize == number),
                 routed: (image.assignment.iter())
@@ -146,10 +151,10 @@ impl RecoveredState {
                     .any(|route| route.policy.0 == policy.digest),
                 held: (image.assignment.iter()).any(|it| it.all().contains(&policy.digest.into())),
                 remembered: remembered as u64,
-                state: module(&policy.digest),
-            }
+                state: module(&policy.digest)?,
+            })
         });
-        Contents {
+        Ok(Contents {
             position,
             now_ms: image.now_ms,
             keys: state.table.keys(),
@@ -159,8 +164,8 @@ impl RecoveredState {
             retained: self.broker.stats().retained as u64,
             watches: state.watches.len() as u64,
             remembered: duplicates.len() as u64,
-            policies: policies.collect(),
-        }
+            policies: policies.collect::<Result<Vec<_>, PastError>>()?,
+        })
     }
 }
 
@@ -195,7 +200,7 @@ impl Past {
         let (image, range) = self.newest()?;
         let modules = self.modules();
         let recovered = RecoveredState::of(image);
-        let contents = recovered.contents(range.end, |digest| ModuleState::of(&modules, digest));
+        let contents = recovered.contents(range.end, |digest| ModuleState::of(&modules, digest))?;
         let mut blocks = BackupBlocks::of(recovered, modules.clone());
         let digests = std::mem::take(&mut blocks.left).into_iter();
         Ok(FirstState {
@@ -215,7 +220,7 @@ pub(super) fn write(
     modules: &Modules,
 ) -> Result<Contents, PastError> {
     let recovered = RecoveredState::of(image);
-    let contents = recovered.contents(position, |digest| ModuleState::of(modules, digest));
+    let contents = recovered.contents(position, |digest| ModuleState::of(modules, digest))?;
     let mut blocks = BackupBlocks::of(recovered, modules.clone());
     statehouse_wal::write_snapshot_file(file, position, now_ms, &mut blocks).map_err(|error| {
         PastError::Backup(file.to_owned(), format!("cannot be written: {error}"))

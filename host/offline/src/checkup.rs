@@ -75,7 +75,7 @@ impl Past {
     pub fn checkup(&self) -> Result<Checkup, PastError> {
         let files = self.files()?;
         let disk = DiskUse::of(self.disk(), &files)
-            .map_err(|error| PastError::Log(self.path().to_owned(), error))?;
+            .map_err(|error| PastError::of_log(self.path(), error))?;
         let mut checkup = Checkup {
             files,
             disk,
@@ -103,7 +103,7 @@ impl Past {
     fn files(&self) -> Result<Vec<FileReport>, PastError> {
         let look = || match inspect(self.disk()) {
             Ok(report) => Ok(report.files),
-            Err(error) => Err(PastError::Log(self.path().to_owned(), error)),
+            Err(error) => Err(PastError::of_log(self.path(), error)),
         };
         let damaged = |files: &[FileReport]| -> Vec<FileReport> {
             let is_damaged = |it: &&FileReport| matches!(it.verdict, Verdict::Damaged { .. });
@@ -184,8 +184,10 @@ impl Checkup {
         let (newest, range, oldest) = loop {
             let newest = match Newest::read(past) {
                 Ok(newest) => newest,
-                // Nothing is wrong, and another call may succeed.
-                Err((_, error @ PastError::Log(_, Error::Moved))) => return Err(error),
+                // Nothing is wrong, and another call or another account may succeed.
+                Err((_, error @ (PastError::Log(_, Error::Moved) | PastError::Unreadable(..)))) => {
+                    return Err(error);
+                }
                 Err((records, error)) => {
                     if let PastError::Log(_, error) = &error {
                         self.of_later_version = error.is_of_later_version();
@@ -305,9 +307,11 @@ impl Newest {
             Ok(range) => range,
             Err(error) => return Err((newest.records, error)),
         };
-        let (modules, newest) = (past.modules(), RecoveredState::of(newest.image));
+        let (modules, records) = (past.modules(), newest.records);
+        let newest = RecoveredState::of(newest.image);
+        let contents = newest.contents(range.end, |digest| ModuleState::of(&modules, digest));
         Ok(Self {
-            contents: newest.contents(range.end, |digest| ModuleState::of(&modules, digest)),
+            contents: contents.map_err(|error| (records, error))?,
             fingerprint: fingerprint(newest.state()),
             end: range.end,
         })

@@ -43,6 +43,9 @@ impl ClusterMark {
         let parsed = match fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(PastError::Unreadable(path, error.to_string()));
+            }
             Err(error) => Err(error.to_string()),
         };
         parsed.map(Some).map_err(|error| {

@@ -27,6 +27,7 @@ mod replay;
 mod restore;
 mod salvage;
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -74,12 +75,31 @@ pub enum PastError {
     /// A backup cannot be written or read.
     #[error("the backup {0} {1}")]
     Backup(PathBuf, String),
+    /// This account has no right to read a file, which says nothing about its content.
+    #[error(
+        "{0} is not readable by this account: {1}. Run this command as the account of the store"
+    )]
+    Unreadable(PathBuf, String),
     /// The system reported an error.
     #[error("{0}: {1}")]
     Io(PathBuf, io::Error),
     /// The policy cannot run here.
     #[error("the policy cannot be used: {0}")]
     Policy(#[from] statehouse_core::policy::LoadError),
+}
+
+impl PastError {
+    /// The error of a read of the log in this directory.
+    fn of_log(path: &Path, error: statehouse_wal::Error) -> Self {
+        match &error {
+            statehouse_wal::Error::Io { source, .. }
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                Self::Unreadable(path.to_owned(), error.to_string())
+            }
+            _ => Self::Log(path.to_owned(), error),
+        }
+    }
 }
 
 /// A data directory, open for reading.
@@ -94,8 +114,12 @@ pub struct Past {
 impl Past {
     /// Opens a directory for reading.
     pub fn open(path: &Path) -> Result<Self, PastError> {
-        if !path.is_dir() {
-            return Err(PastError::Missing(path.to_owned()));
+        match fs::metadata(path) {
+            Ok(about) if about.is_dir() => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(PastError::Unreadable(path.to_owned(), error.to_string()));
+            }
+            _ => return Err(PastError::Missing(path.to_owned())),
         }
         if restore::is_unfinished(path) {
             return Err(PastError::Unfinished(path.to_owned()));
@@ -108,8 +132,7 @@ impl Past {
                 None => return Err(PastError::NoCopy(path.to_owned(), name.clone())),
             },
         };
-        let disk =
-            Directory::read_only(&log).map_err(|error| PastError::Log(path.to_owned(), error))?;
+        let disk = Directory::read_only(&log).map_err(|error| PastError::of_log(path, error))?;
         Ok(Self {
             path: path.to_owned(),
             log,
@@ -153,7 +176,7 @@ impl Past {
         until: LogPosition,
         sink: &mut dyn Sink,
     ) -> Result<Range, PastError> {
-        let failed = |error| PastError::Log(self.path.clone(), error);
+        let failed = |error| PastError::of_log(&self.path, error);
         let range = statehouse_wal::read(&self.disk, base, until, sink).map_err(failed)?;
         if range.end == LogPosition::NONE && until != LogPosition::NONE {
             return Err(PastError::NoLog(self.path.clone()));

@@ -1,9 +1,9 @@
 //! Creates a data directory from a backup.
 //!
 //! A restore checks every byte and block of the backup before it writes, and reads all of them from
-//! the file that it opened first. It must never change a directory that has a log, unless that log
-//! is of a restore that was interrupted. A marker distinguishes the two: no store may start while
-//! it is there.
+//! the file that it opened first. It must never change a directory that has a log or other files,
+//! unless they are of a restore that was interrupted. A marker distinguishes the two: no store may
+//! start while it is there.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -14,8 +14,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use statehouse_wal::{
-    Backup, Directory, Disk, Error, FileReport, Kind, LogPosition, Options, Sink, Source,
-    create_from_snapshot, inspect,
+    Backup, Directory, Disk, Error, FileReport, Kind, LOCK, LogPosition, Options, Sink, Source,
+    create_from_snapshot, has_log, inspect,
 };
 
 use super::backup::{Contents, ModuleState, RecoveredState};
@@ -36,23 +36,16 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
             directory.display()
         )));
     }
+    // The lock would add a file to a directory that is refused.
+    if directory.is_dir() && !directory.join(LOCK).exists() {
+        let disk = Directory::read_only(directory).map_err(failed)?;
+        refuse_content(directory, &disk)?;
+    }
     // The lock is held until the marker is removed.
     let disk = Arc::new(Directory::open(directory).map_err(failed)?);
+    refuse_content(directory, &*disk)?;
     let failed_io = |error| PastError::Io(directory.to_owned(), error);
-    let is_repeated = is_unfinished(directory);
-    if !is_repeated && statehouse_wal::has_log(&*disk).map_err(failed_io)? {
-        return Err(PastError::Refused(format!(
-            "{} holds a store already and was not changed: restore into an empty or a new directory",
-            directory.display()
-        )));
-    }
-    if let Some(ClusterMark { name, .. }) = ClusterMark::of(directory)? {
-        return Err(PastError::Refused(format!(
-            "{} belongs to a host of the cluster {name} and was not changed: restore into an empty or a new directory",
-            directory.display()
-        )));
-    }
-    begin(&disk, directory, is_repeated)?;
+    begin(&disk, directory, is_unfinished(directory))?;
     save_modules(file, &backup, &Modules::of(directory))?;
     let backup = &backup;
     let created = thread::scope(|scope| {
@@ -77,6 +70,40 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
     fs::remove_file(directory.join(MARKER)).map_err(failed_io)?;
     disk.sync_directory().map_err(failed_io)?;
     Ok(contents)
+}
+
+/// The names that a directory may hold before a restore: those of an interrupted restore whose log
+/// was removed, that of an earlier store, and the directory of a file system for lost files.
+const EXPECTED: [&str; 4] = [LOCK, "policies", NAME_FILE, "lost+found"];
+
+/// Refuses a directory that is in use for anything else, such as another store or a home.
+fn refuse_content(directory: &Path, disk: &dyn Disk) -> Result<(), PastError> {
+    let failed = |error| PastError::Io(directory.to_owned(), error);
+    let refused = |why: &str| {
+        PastError::Refused(format!(
+            "{} {why} and was not changed: restore into an empty or a new directory",
+            directory.display()
+        ))
+    };
+    let is_repeated = is_unfinished(directory);
+    if !is_repeated && has_log(disk).map_err(failed)? {
+        return Err(refused("holds a store already"));
+    }
+    if let Some(ClusterMark { name, .. }) = ClusterMark::of(directory)? {
+        let why = format!("belongs to a host of the cluster {name}");
+        return Err(refused(&why));
+    }
+    if is_repeated {
+        return Ok(());
+    }
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if !EXPECTED.iter().any(|it| name == *it) {
+            let why = format!("holds other files, such as {},", name.display());
+            return Err(refused(&why));
+        }
+    }
+    Ok(())
 }
 
 /// The name of the file that a directory has while a restore into it is unfinished.
@@ -140,14 +167,14 @@ fn contents(file: &Path, backup: &Backup) -> Result<Contents, PastError> {
     };
     let position = (backup.read(&mut decoder)).map_err(|error| unreadable(file, error))?;
     let module = |digest: &blake3::Hash| match found.contains(digest) {
-        true => ModuleState::Whole,
-        false => ModuleState::absent(digest),
+        true => Ok(ModuleState::Whole),
+        false => Ok(ModuleState::absent(digest)),
     };
     // Those of the file, since messages may have expired after the backup was written.
     let (_, retained) = image.sessions.counts();
     Ok(Contents {
         retained: retained as u64,
-        ..RecoveredState::of(image).contents(position, module)
+        ..RecoveredState::of(image).contents(position, module)?
     })
 }
 

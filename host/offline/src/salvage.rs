@@ -34,7 +34,7 @@ pub struct Salvaged {
 impl Past {
     /// Writes a backup of everything that can still be read.
     pub fn salvage(&self, file: &Path, now_ms: u64) -> Result<Salvaged, PastError> {
-        let failed = |error| PastError::Log(self.path().to_owned(), error);
+        let failed = |error| PastError::of_log(self.path(), error);
         let report = inspect(self.disk()).map_err(failed)?;
         let mut first = None;
         let mut ends: Vec<u64> = Vec::new();

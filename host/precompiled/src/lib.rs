@@ -125,7 +125,8 @@ impl Precompiled {
         let begun = Instant::now();
         let code = compiler::code(engine, file)?;
         self.compiled.fetch_add(1, Relaxed);
-        let ms = begun.elapsed().as_millis();
+        // A log in JSON has numbers of 64 bits.
+        let ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(bytes = file.len(), ms, "compiled a policy");
         Ok(code)
     }

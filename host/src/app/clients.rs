@@ -14,6 +14,7 @@ use statehouse_access::audit::Audit;
 use statehouse_config::{Config, ForeignConfig, TransportChoice, limits};
 use statehouse_files::watch::Reloads;
 use statehouse_listener::Listeners;
+use statehouse_protocol::Shown;
 use statehouse_server::Server;
 use statehouse_transport::foreign::{self, Foreign, Phase};
 
@@ -127,7 +128,7 @@ impl Clients {
                     config,
                     client_id,
                 } = &**attached;
-                let client = client_id.escape_debug();
+                let client = Shown::whole(client_id.as_bytes()).on_one_line();
                 open.lines
                     .push(format!("attached to {} as {client}", config.broker));
                 let options = Options {
@@ -203,7 +204,7 @@ impl Open {
             Ok(Phase::Ended(End::TakenOver(why))) => why.clone(),
             _ => "the connection to the broker ended without a reason: this is a bug".to_owned(),
         };
-        let client = attached.client_id.escape_debug();
+        let client = Shown::whole(attached.client_id.as_bytes()).on_one_line();
         let broker = &attached.config.broker;
         Failure::TakenOver(format!(
             "the MQTT client id {client} at {broker} was taken over: {why}. Two stores cannot share one, so this one stops"

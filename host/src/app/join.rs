@@ -199,7 +199,10 @@ fn next_process(directory: &Path) -> anyhow::Result<(Id, Option<Id>)> {
 /// Prepares the connections to etcd. Must be called within a runtime.
 pub(crate) fn connect(config: &EtcdConfig) -> anyhow::Result<Etcd> {
     let read = |path: &Path| {
-        fs::read(path).with_context(|| format!("cannot read the certificate {}", path.display()))
+        let text = fs::read(path);
+        let text =
+            text.with_context(|| format!("cannot read the certificate {}", path.display()))?;
+        anyhow::Ok(statehouse_link::tls::without_marks(&text))
     };
     let tls = match &config.ca {
         None => None,

@@ -14,6 +14,7 @@ use super::start::Started;
 use crate::admin::{Api, Sources, Subject};
 use crate::policies::manager::Listing;
 use statehouse_core::policy::Digest;
+use statehouse_protocol::Shown;
 use statehouse_server::Server;
 
 /// Serves until a signal or a failure.
@@ -163,7 +164,7 @@ fn greeting(listing: &Listing, promise: String) -> Vec<String> {
         format!("policy {}", name(&assignment.active)),
     ];
     for route in &assignment.routes {
-        let prefix = route.prefix.0.escape_ascii();
+        let prefix = Shown::whole(&route.prefix.0).on_one_line();
         lines.push(format!(
             "keys under {prefix}: policy {}",
             name(&route.policy)

@@ -34,6 +34,7 @@ use statehouse_core::trace::Sampling;
 use statehouse_core::{Core, Settings};
 use statehouse_files::watch::Reloads;
 use statehouse_precompiled::Modules;
+use statehouse_protocol::Shown;
 use statehouse_server::{EXIT_STATE_LOST, Server, logging, traces::Traces};
 use statehouse_transport::embedded::{Embedded, StoreService};
 
@@ -428,7 +429,8 @@ fn store_name(
         },
         (None, None) => data_directory::new_client_id()?,
     };
-    tracing::info!("the name of this store is {}", name.escape_debug());
+    let shown = Shown::whole(name.as_bytes()).on_one_line();
+    tracing::info!("the name of this store is {shown}");
     Ok(name)
 }
 

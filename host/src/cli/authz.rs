@@ -23,7 +23,7 @@ use statehouse_config::percent;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  statehouse authz explain press-4 SET press-4/speed     # asks the store of statehouse-data
+  statehouse authz explain press-4 SET press-4:speed     # asks the store of statehouse-data
   statehouse authz explain any GET limits --user operator --attribute building=17
   statehouse authz explain press-4 SUBSCRIBE 'sensors/+/temperature' --rules rules.toml
   statehouse authz check rules.toml
@@ -234,7 +234,7 @@ fn in_words(args: &ExplainArgs, decision: &Decision, on: &[u8]) -> String {
         }
         (Some(Why::OwnTopic), ..) => writeln!(
             text,
-            "allowed: {name} may {what}, since rules let it access keys, and only this client's notifications are published there"
+            "allowed: {name} may {what}, since rules let it access keys, and responses and notifications to it are published there"
         ),
         (None, true, _) => writeln!(text, "denied: no rule lets {name} {what}"),
         (None, false, true) => writeln!(

@@ -110,7 +110,10 @@ impl From<PastError> for Failure {
             | PastError::Unfinished(_)
             | PastError::Refused(_)
             | PastError::Policy(_) => Self::usage(text),
-            PastError::Log(..) | PastError::Backup(..) | PastError::Io(..) => Self::transport(text),
+            PastError::Log(..)
+            | PastError::Backup(..)
+            | PastError::Unreadable(..)
+            | PastError::Io(..) => Self::transport(text),
         }
     }
 }

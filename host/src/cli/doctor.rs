@@ -1,5 +1,6 @@
 //! `statehouse doctor`: checks a data directory and reports what it found.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
@@ -9,8 +10,9 @@ use super::data::{self, ByContext};
 use super::output::{Exit, Failure, emit, emit_json, notice, one_line, printable};
 use super::snapshot::{contents_json, contents_text, state_text, target};
 use super::time::utc;
+use crate::data_directory::{ClientIdError, StorageError, check_client_id};
 use statehouse_core::clock::wall_ms;
-use statehouse_offline::{Checkup, Opening, Past, Reach, Salvaged};
+use statehouse_offline::{Checkup, Opening, Past, PastError, Reach, Salvaged};
 
 /// Check a data directory and say what is in it
 ///
@@ -52,7 +54,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let salvage = salvage.transpose()?;
     let directory = args.context.directory(args.data.as_deref())?;
     let past = Past::open(&directory)?;
-    let checkup = past.checkup()?;
+    let mut checkup = past.checkup()?;
+    let wrong_name = wrong_name(&past)?;
+    // The text of a wrong name says what to do.
+    let needs_advice = !checkup.is_well();
+    checkup.problems.extend(wrong_name);
     if !args.json {
         emit(in_words(&directory, &checkup).as_bytes())?;
     }
@@ -68,7 +74,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         emit_json(&in_json(&directory, &checkup, salvaged))?;
     } else if let Some((file, salvaged)) = &salvaged {
         emit(rescued(file, salvaged).as_bytes())?;
-    } else if !checkup.is_well() && args.salvage.is_none() {
+    } else if needs_advice && args.salvage.is_none() {
         emit(advice(&directory, &checkup).as_bytes())?;
     }
     match (checkup.is_well(), failed) {
@@ -82,6 +88,23 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             }
             Ok(Exit::Negative)
         }
+    }
+}
+
+/// Why a start refuses the file with the name of the store, if it does. A host of a cluster has no
+/// such file.
+fn wrong_name(past: &Past) -> Result<Option<String>, Failure> {
+    if past.mark().is_some() {
+        return Ok(None);
+    }
+    match check_client_id(past.path()) {
+        Ok(()) => Ok(None),
+        Err(StorageError::ClientId(path, ClientIdError::Io(error)))
+            if error.kind() == ErrorKind::PermissionDenied =>
+        {
+            Err(PastError::Unreadable(path, error.to_string()).into())
+        }
+        Err(error) => Ok(Some(format!("a start refuses this: {error}"))),
     }
 }
 

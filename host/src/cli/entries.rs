@@ -39,6 +39,8 @@ pub(super) struct Entry {
 pub(super) struct Unread {
     pub(super) key: Bytes,
     pub(super) failure: Failure,
+    /// Whether it is a failure of this key, so that a repetition fails again.
+    pub(super) is_of_key: bool,
 }
 
 /// The entries of these keys, in order, without those that do not exist any more. All keys are
@@ -61,14 +63,22 @@ pub(super) async fn read_front(
     parts: Parts,
 ) -> (Vec<Entry>, Option<Unread>) {
     let mut entries = Vec::with_capacity(keys.len());
-    let read = |key: &Bytes| tokio::spawn(read_one(client.clone(), key.clone(), parts));
+    let read = |key: &Bytes| {
+        let (client, key) = (client.clone(), key.clone());
+        tokio::spawn(async move { Ok::<_, Failure>(read_one(client, key, parts).await) })
+    };
     let results = in_order(keys.iter().map(read).collect()).await;
     for (key, result) in keys.iter().zip(results) {
         match result {
-            Ok(entry) => entries.extend(entry),
+            Ok(Ok(entry)) => entries.extend(entry),
+            Ok(Err(unread)) => return (entries, Some(unread)),
             Err(failure) => {
-                let key = key.clone();
-                return (entries, Some(Unread { key, failure }));
+                let unread = Unread {
+                    key: key.clone(),
+                    failure,
+                    is_of_key: false,
+                };
+                return (entries, Some(unread));
             }
         }
     }
@@ -90,7 +100,7 @@ where
     results
 }
 
-async fn read_one(client: Client, key: Bytes, parts: Parts) -> Result<Option<Entry>, Failure> {
+async fn read_one(client: Client, key: Bytes, parts: Parts) -> Result<Option<Entry>, Unread> {
     for _ in 0..ATTEMPTS {
         let value = async {
             match parts {
@@ -104,12 +114,7 @@ async fn read_one(client: Client, key: Bytes, parts: Parts) -> Result<Option<Ent
                 Parts::Meta | Parts::Both => client.meta(&key).await,
             }
         };
-        let (value, meta) = tokio::try_join!(value, meta).map_err(|error| match error {
-            Error::Refused(_) => {
-                Failure::from(error).with(&format!("The key is {}", printable(&key)))
-            }
-            error => error.into(),
-        })?;
+        let (value, meta) = tokio::try_join!(value, meta).map_err(|error| unread(&key, error))?;
         let is_gone = value.is_none() && parts != Parts::Meta;
         if is_gone || meta.is_none() && parts != Parts::Value {
             return Ok(None);
@@ -119,10 +124,29 @@ async fn read_one(client: Client, key: Bytes, parts: Parts) -> Result<Option<Ent
             return Ok(Some(Entry { key, value, meta }));
         }
     }
-    let key = printable(&key);
-    Err(Failure::transport(format!(
-        "the key {key} changes too fast to read its value and its expiry together. Repeat the command"
-    )))
+    let failure = Failure::transport(format!(
+        "the key {} changes too fast to read its value and its expiry together. Repeat the command",
+        printable(&key)
+    ));
+    Err(Unread {
+        key,
+        failure,
+        is_of_key: false,
+    })
+}
+
+/// The failure to read this key. Its text names the key if the response is about the key.
+fn unread(key: &Bytes, error: Error) -> Unread {
+    let is_of_key = matches!(error, Error::Refused(_) | Error::Protocol(_));
+    let failure = Failure::from(error);
+    Unread {
+        key: key.clone(),
+        failure: match is_of_key {
+            true => failure.with(&format!("The key is {}", printable(key))),
+            false => failure,
+        },
+        is_of_key,
+    }
 }
 
 /// The pattern of all keys that start with `prefix`.

@@ -120,10 +120,11 @@ fn variables(command: &Command) -> Vec<String> {
         .collect()
 }
 
-/// The variable of a flag, if it is set.
+/// The variable of a flag, if it is set. An argument without dashes is no flag.
 fn variable_of(command: &Command, flag: &str) -> Option<String> {
+    let long = flag.strip_prefix("--")?;
     let mut args = command.get_arguments();
-    let arg = args.find(|it| it.get_long() == flag.strip_prefix("--"));
+    let arg = args.find(|it| it.get_long() == Some(long));
     let variable = arg.and_then(Arg::get_env);
     let set = variable.filter(|it| std::env::var_os(it).is_some());
     let here = set.and_then(|it| it.to_str()).map(String::from);

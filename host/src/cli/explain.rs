@@ -106,7 +106,7 @@ fn property(text: &str) -> Result<(String, String), String> {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let mut harness = Harness::load(&args.policy)?;
+    let mut harness = Harness::load(&args.policy).map_err(super::policy::no_policy)?;
     if let Some(file) = &args.snapshot {
         harness = harness.on_snapshot(file)?;
     }

@@ -29,8 +29,8 @@ const INTERRUPTION: Duration = Duration::from_secs(60);
 /// copy. A store without META does not tell expiries and fences: they are left out, with a notice.
 ///
 /// If the export fails, all keys before the failure are written, and the error names the --after
-/// with which the export continues. If the store refuses a key, the error also names the --after
-/// that leaves out only this key.
+/// with which the export continues. If the store refuses a key, or the response cannot be read, the
+/// error also names the key, and the --after that leaves out only this key.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -90,9 +90,9 @@ async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
                 let why = "the reader of the output ended before all keys were written to it";
                 return Err(Failure::transport(why));
             }
-            if let Some(Unread { key, failure }) = unread {
-                let failure = resumable(failure, count, last.as_deref());
-                return Err(passable(failure, &key));
+            if let Some(mut unread) = unread {
+                unread.failure = resumable(unread.failure, count, last.as_deref());
+                return Err(passable(unread));
             }
             if let Some(progress) = &mut progress {
                 progress.text(|| format!("{} written", data::count(count, "key")));
@@ -127,13 +127,18 @@ fn resumable(error: Failure, count: u64, last: Option<&[u8]>) -> Failure {
     }
 }
 
-/// The failure to read this key. If the store refuses the key, a repetition fails again, so the
-/// failure also names the --after that continues behind the key.
-fn passable(failure: Failure, key: &[u8]) -> Failure {
-    match failure.is_refusal() && !key.contains(&0) {
+/// The failure to read a key. If a repetition fails again, the failure also names the --after that
+/// continues behind the key.
+fn passable(unread: Unread) -> Failure {
+    let Unread {
+        key,
+        failure,
+        is_of_key,
+    } = unread;
+    match is_of_key && !key.contains(&0) {
         true => failure.with(&format!(
             "--after={} leaves out only the key that failed",
-            shell_word(key)
+            shell_word(&key)
         )),
         false => failure,
     }
@@ -193,14 +198,20 @@ mod tests {
 
     #[test]
     fn refused_key_is_left_out_by_its_own_after() {
-        let passed = |failure: Failure, key: &[u8]| passable(failure, key).message().to_owned();
-        let refused = || Failure::refused("no");
+        let passed = |is_of_key, key: &'static [u8]| {
+            let unread = Unread {
+                key: key.into(),
+                failure: Failure::refused("no"),
+                is_of_key,
+            };
+            passable(unread).message().to_owned()
+        };
         let advice = "no. --after='bad' leaves out only the key that failed";
-        assert_eq!(passed(refused(), b"bad"), advice);
+        assert_eq!(passed(true, b"bad"), advice);
         // A prefix of the key would lead to the key again.
-        assert_eq!(passed(refused(), b"ba\0d"), "no");
+        assert_eq!(passed(true, b"ba\0d"), "no");
         // A repetition may work.
-        assert_eq!(passed(Failure::transport("no"), b"bad"), "no");
+        assert_eq!(passed(false, b"bad"), "no");
     }
 
     #[test]

@@ -26,7 +26,7 @@ const LINE_BYTES_MAX: u64 = 6 * PACKET_BYTES_MAX as u64;
 /// Set the keys that `statehouse export` wrote
 ///
 /// Keys get new versions. A key keeps its expiry and its fencing token; a key that has expired
-/// since is left out. Importing the same lines again does no harm.
+/// since is left out. Importing the same lines again does no harm. Blank lines are skipped.
 ///
 /// After an error, all lines before the one that it names are imported: continue with --skip.
 #[derive(Debug, clap::Args)]
@@ -70,7 +70,7 @@ struct Counts {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
-    let input = open(args.file.as_deref())?;
+    let input = open(args.path())?;
     let import = async |client: &Client| import(client, &args, input).await;
     let counts = args.remote.ask_for(INTERRUPTION, import).await?;
     report(&args, &counts)
@@ -86,12 +86,19 @@ async fn import(
     let mut bytes_read = 0;
     loop {
         let mut tasks = Vec::with_capacity(IN_FLIGHT);
-        let (mut is_end, mut malformed) = (false, None);
+        let (mut is_end, mut failed) = (false, None);
         while tasks.len() < IN_FLIGHT {
             let number = counts.lines + tasks.len() as u64 + 1;
-            let Some(text) = next_line(&mut input)? else {
-                is_end = true;
-                break;
+            let text = match next_line(&mut input) {
+                Ok(Some(text)) => text,
+                Ok(None) => {
+                    is_end = true;
+                    break;
+                }
+                Err(error) => {
+                    failed = Some(Failure::transport(cannot_read(args.path(), &error)));
+                    break;
+                }
             };
             bytes_read += text.len() as u64;
             if number <= args.skip {
@@ -104,7 +111,7 @@ async fn import(
                     tasks.push(tokio::spawn(async move { set(&client, line, nx).await }));
                 }
                 Err(error) => {
-                    malformed = Some(error);
+                    failed = Some(error);
                     break;
                 }
             }
@@ -115,7 +122,7 @@ async fn import(
                 Err(error) => return Err(resumable(error, counts.lines)),
             }
         }
-        if let Some(error) = malformed {
+        if let Some(error) = failed {
             return Err(resumable(error, counts.lines));
         }
         if is_end {
@@ -156,20 +163,26 @@ enum Done {
     Set,
     Expired,
     Existing,
+    Blank,
 }
 
 impl Done {
     fn count(&self, counts: &mut Counts) {
         counts.lines += 1;
-        *match self {
-            Self::Set => &mut counts.set,
-            Self::Expired => &mut counts.expired,
-            Self::Existing => &mut counts.existing,
-        } += 1;
+        match self {
+            Self::Set => counts.set += 1,
+            Self::Expired => counts.expired += 1,
+            Self::Existing => counts.existing += 1,
+            Self::Blank => {}
+        }
     }
 }
 
-async fn set(client: &Client, line: Line, nx: bool) -> Result<Done, Error> {
+/// Sets the key of a line; none is that of a blank line.
+async fn set(client: &Client, line: Option<Line>, nx: bool) -> Result<Done, Error> {
+    let Some(line) = line else {
+        return Ok(Done::Blank);
+    };
     let left_ms = line.expires_ms.map(|ms| ms.saturating_sub(wall_ms()));
     if left_ms == Some(0) {
         return Ok(Done::Expired);
@@ -201,32 +214,53 @@ fn resumable(error: Failure, lines: u64) -> Failure {
     ))
 }
 
-fn open(file: Option<&Path>) -> Result<(Box<dyn BufRead>, Option<u64>), Failure> {
-    let Some(path) = file.filter(|path| *path != Path::new("-")) else {
+impl Args {
+    /// The file; none for standard input.
+    fn path(&self) -> Option<&Path> {
+        self.file.as_deref().filter(|path| *path != Path::new("-"))
+    }
+}
+
+fn open(path: Option<&Path>) -> Result<(Box<dyn BufRead>, Option<u64>), Failure> {
+    let Some(path) = path else {
         return Ok((Box::new(BufReader::new(io::stdin())), None));
     };
-    let failed = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
+    let failed = |error: io::Error| Failure::usage(cannot_read(Some(path), &error));
     let file = File::open(path).map_err(failed)?;
-    let bytes = file.metadata().map_err(failed)?.len();
-    Ok((Box::new(BufReader::new(file)), Some(bytes)))
+    let about = file.metadata().map_err(failed)?;
+    if about.is_dir() {
+        return Err(failed(io::ErrorKind::IsADirectory.into()));
+    }
+    Ok((Box::new(BufReader::new(file)), Some(about.len())))
+}
+
+fn cannot_read(path: Option<&Path>, error: &io::Error) -> String {
+    match path {
+        Some(path) => format!("cannot read {}: {error}", path.display()),
+        None => format!("cannot read standard input: {error}"),
+    }
 }
 
 /// The next line, or its first [`LINE_BYTES_MAX`] bytes.
-fn next_line(input: &mut dyn BufRead) -> Result<Option<Vec<u8>>, Failure> {
+fn next_line(input: &mut dyn BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut text = Vec::new();
     input.take(LINE_BYTES_MAX).read_until(b'\n', &mut text)?;
     Ok((!text.is_empty()).then_some(text))
 }
 
-fn line_of(text: &[u8]) -> Result<Line, Failure> {
+/// The key of a line; none of a blank line.
+fn line_of(text: &[u8]) -> Result<Option<Line>, Failure> {
     if text.len() as u64 == LINE_BYTES_MAX {
         return Err(Failure::usage(format!(
             "the line is longer than {LINE_BYTES_MAX} bytes, more than any key and value need"
         )));
     }
+    if text.trim_ascii().is_empty() {
+        return Ok(None);
+    }
     let invalid = |why: String| Failure::usage(format!("the line is not one of an export: {why}"));
     let object: Json = serde_json::from_slice(text).map_err(|it| invalid(it.to_string()))?;
-    parse(&object).map_err(invalid)
+    parse(&object).map(Some).map_err(invalid)
 }
 
 /// The fields of a line. A later version may export more, which must not be lost silently.

@@ -78,17 +78,13 @@ impl Failure {
 
     /// The failure with more advice.
     pub(super) fn with(self, advice: &str) -> Self {
-        Self::new(self.code, format!("{}. {advice}", self.message))
+        let end = full_stop(&self.message);
+        Self::new(self.code, format!("{}{end} {advice}", self.message))
     }
 
     /// Whether the command line cannot be used, so that the same command fails again.
     pub(super) fn is_usage(&self) -> bool {
         self.code == EXIT_USAGE
-    }
-
-    /// Whether the store or the broker refused, so that the same request fails again.
-    pub(super) fn is_refusal(&self) -> bool {
-        self.code == EXIT_REFUSED
     }
 
     pub(super) fn message(&self) -> &str {
@@ -193,12 +189,15 @@ pub(super) fn notice(sentence: &str) {
 
 /// The message as a complete line.
 pub(super) fn line(sentence: &str) -> String {
-    let full_stop = if sentence.ends_with(['.', '?']) {
-        ""
-    } else {
-        "."
-    };
-    format!("statehouse: {sentence}{full_stop}\n")
+    format!("statehouse: {sentence}{}\n", full_stop(sentence))
+}
+
+/// The end that a sentence lacks.
+fn full_stop(sentence: &str) -> &'static str {
+    match sentence.ends_with(['.', '?']) {
+        true => "",
+        false => ".",
+    }
 }
 
 /// Writes to stdout. Returns false if stdout was closed, as by `| head -1`; the command may then

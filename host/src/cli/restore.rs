@@ -9,9 +9,10 @@ use statehouse_offline::{check_backup, restore};
 
 /// Create a data directory from a backup
 ///
-/// Checks every byte of the backup before it writes anything. The data directory must be empty or
-/// absent. It is locked during the restore; a directory that holds a store is refused and not
-/// changed. Then start the store there with `statehouse serve --data DIR`.
+/// Checks every byte of the backup before it writes anything. The data directory must be empty, but
+/// for `lost+found` and what an interrupted restore left, or absent. It is locked during the
+/// restore; a directory that holds a store or other files is refused and not changed. Then start
+/// the store there with `statehouse serve --data DIR`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -119,7 +119,7 @@ fn row(it: &SlowRequest) -> [String; 12] {
     ]
 }
 
-/// The key of a request in a table, which the store has escaped.
+/// The key of a request in a table. The store has escaped bytes that are no UTF-8.
 pub(super) fn key_cell(it: &SlowRequest) -> String {
     let key = it.key.as_deref();
     key.map_or("-".to_owned(), |key| {
@@ -142,7 +142,7 @@ mod tests {
             at_ms: 1_700_000_000_000,
             client: "press\n4".into(),
             command: Some("SET".into()),
-            key: Some("k\\n".into()),
+            key: Some("Wärme\n\\xff".into()),
             policy: Some("standard@0123".into()),
             outcome: "ok".into(),
             fuel: 4_000,
@@ -161,7 +161,7 @@ mod tests {
         let shown = text(&slow, true);
         let row = shown.lines().nth(1).unwrap().split_whitespace().skip(1);
         let row: Vec<&str> = row.collect();
-        let names = ["press\\n4", "SET", "k\\n", "ok", "standard@0123"];
+        let names = ["press\\n4", "SET", "Wärme\\n\\xff", "ok", "standard@0123"];
         assert_eq!(row[..5], names, "{shown}");
         assert_eq!(row[5..], ["250.1", "0.0", "0.0", "250.0", "0.1", "4000"]);
         assert!(shown.ends_with("9 took 100.0 ms or longer since the start\n"));

@@ -93,8 +93,8 @@ pub(super) enum Found {
 pub(super) struct Asked {
     /// One host, or those of a cluster.
     hosts: Vec<Connection>,
-    /// Whether the address is that of the file `admin`.
-    is_of_file: bool,
+    /// The data directory whose file `admin` has the address.
+    data: Option<PathBuf>,
     /// How long to wait for an answer.
     pub(super) timeout: Duration,
 }
@@ -232,7 +232,8 @@ impl Asked {
         for host in self.hosts {
             let host = Self {
                 hosts: vec![host],
-                ..self
+                data: self.data.clone(),
+                timeout: self.timeout,
             };
             let answer = host.send(Method::GET, "/v1/overview", Vec::new()).await;
             // A host that does not lead its cluster has no store.
@@ -280,7 +281,7 @@ impl Asked {
             Found::Admin(asked) => Ok(asked),
             Found::Data(data) => Ok(Self {
                 hosts: vec![endpoint(&data)?.into()],
-                is_of_file: true,
+                data: Some(data),
                 timeout: limits::ADMIN_ANSWER_TIMEOUT,
             }),
         }
@@ -291,7 +292,7 @@ impl Asked {
         let hosts = urls.split(',').map(|url| connection(url, credentials));
         Ok(Self {
             hosts: hosts.collect::<Result<_, _>>()?,
-            is_of_file: false,
+            data: None,
             timeout: limits::ADMIN_ANSWER_TIMEOUT,
         })
     }
@@ -307,12 +308,14 @@ impl Asked {
     }
 
     fn unreachable(&self, url: &str, error: &io::Error) -> Failure {
-        let advice = if is_untrusted(error) {
-            "--ca FILE names the CA certificates to trust"
-        } else if self.is_of_file {
-            "It has probably been killed, which leaves the file with this address behind. Start one with `statehouse serve`"
-        } else {
-            "Is a store running there?"
+        let advice = match &self.data {
+            _ if is_untrusted(error) => "--ca FILE names the CA certificates to trust",
+            None => "Is a store running there?",
+            // A store that stops removes the file, and one that starts replaces it.
+            Some(data) if Endpoint::read(data).is_ok_and(|it| it.url == url) => {
+                "It has probably been killed, which leaves the file with this address behind. Start one with `statehouse serve`"
+            }
+            Some(_) => "It has stopped meanwhile. Start it with `statehouse serve`",
         };
         let why = describe_io(error);
         Failure::transport(format!("cannot reach {url}: {why}. {advice}"))
@@ -369,6 +372,11 @@ fn bearer(url: &str, alternative: &str) -> Result<String, Failure> {
 /// The address that the store with this data directory has written.
 fn endpoint(data: &Path) -> Result<Endpoint, Failure> {
     Endpoint::read(data).map_err(|error| match error.kind() {
+        // The file says why it counts for nothing.
+        io::ErrorKind::NotFound if error.get_ref().is_some() => Failure::transport(format!(
+            "no store runs in {}: {error}. Give the directory of the store with --data, or the address of its admin API with --admin",
+            data.display()
+        )),
         io::ErrorKind::NotFound => Failure::transport(format!(
             "no store runs in {}, or its admin API is off: start one with `statehouse serve`, give its directory with --data, or the address of its admin API with --admin",
             data.display()

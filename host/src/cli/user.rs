@@ -11,7 +11,7 @@ use super::output::{self, Exit, Failure};
 use super::prompt;
 use statehouse_access::roles::{Role, RoleError};
 use statehouse_access::users::{self, Users, check_name};
-use statehouse_config::limits;
+use statehouse_config::{limits, password_in};
 use statehouse_files::atomic::{self, replace_with, sync_name};
 
 /// Manage the users that may log in with a name and a password, and the roles of operators
@@ -45,7 +45,7 @@ pub(super) struct Args {
 enum Command {
     /// Add a user, or change a user's password
     Add {
-        /// The user's name
+        /// The user's name. That of a new user has no `/`
         name: String,
         #[command(flatten)]
         file: File,
@@ -122,9 +122,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             password_stdin,
             role,
         } => {
-            check_name(name).map_err(|error| usage(&error))?;
-            // The file is checked before a user types a password in vain.
-            Lines::read(&file.users)?;
+            // Before a user types a password in vain.
+            check_addition(name, &file.users)?;
             let password = match password_stdin {
                 true => piped_password(),
                 false => typed_password(name),
@@ -177,6 +176,19 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// Checks the file, and whether `add` takes this name.
+fn check_addition(name: &str, path: &Path) -> Result<(), Failure> {
+    check_name(name).map_err(|error| Failure::usage(error.to_string()))?;
+    let is_new = Lines::read(path)?.find(name).is_none();
+    // Files of earlier versions and of other tools may have such names.
+    if is_new && name.contains('/') {
+        return Err(Failure::usage(
+            "the name of a new user has no `/`: by a rule with the keys `{principal.username}/*` the user `press` could access the keys of a user `press/4`",
+        ));
+    }
+    Ok(())
+}
+
 fn unknown(file: &File, name: &str) -> Failure {
     let path = file.users.display();
     Failure::negative(format!("{path} has no user {name}"))
@@ -185,10 +197,11 @@ fn unknown(file: &File, name: &str) -> Failure {
 fn piped_password() -> io::Result<String> {
     let mut text = String::new();
     let stdin = io::stdin().lock();
-    // A line end may follow the password; more bytes are never needed.
-    let most = limits::PASSWORD_BYTES_MAX as u64 + 2;
-    stdin.take(most).read_to_string(&mut text)?;
-    Ok(text.lines().next().unwrap_or_default().to_owned())
+    // A byte order mark may precede the password, and a line end may follow it. More bytes are
+    // never needed.
+    let most = '\u{feff}'.len_utf8() + limits::PASSWORD_BYTES_MAX + 2;
+    stdin.take(most as u64).read_to_string(&mut text)?;
+    Ok(password_in(&text).to_owned())
 }
 
 fn typed_password(name: &str) -> io::Result<String> {
@@ -253,7 +266,10 @@ impl Lines {
         })?;
         Ok(Self {
             path,
-            lines: text.lines().map(Into::into).collect(),
+            // A byte order mark is no part of the first name.
+            lines: (text.strip_prefix('\u{feff}').unwrap_or(&text).lines())
+                .map(Into::into)
+                .collect(),
             before: Some(before),
         })
     }

@@ -5,6 +5,7 @@ use serde_json::{Value as Json, json};
 use super::{fence_json, json_bytes, policy_json};
 use crate::time::utc;
 use statehouse_offline::{AsOf, Change, History, What};
+use statehouse_protocol::Shown;
 
 fn change(key: &[u8], it: &Change, node: &str) -> Json {
     let mut object = json!({
@@ -83,9 +84,10 @@ pub(crate) fn as_of(key: &[u8], found: AsOf, node: &str) -> Result<Json, String>
             ));
         }
         AsOf::NotYet(last) => {
+            let last = last.display(node).to_string();
             return Err(format!(
                 "no version as late as that was assigned: the last one is {}",
-                last.display(node).to_string().escape_debug()
+                Shown::whole(last.as_bytes()).on_one_line()
             ));
         }
     };

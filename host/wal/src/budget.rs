@@ -119,12 +119,10 @@ impl Budget {
 /// The space available to a log in a directory: the free bytes of the file system plus the files of
 /// the log. Fails if the file system does not report them.
 pub fn disk_bytes(disk: &dyn Disk) -> Result<u64, Error> {
-    measure(disk).map_err(Error::io("ask for free space in", "the data directory"))
-}
-
-fn measure(disk: &dyn Disk) -> io::Result<u64> {
-    let mut bytes = disk.free_bytes()?;
-    for name in disk.list()? {
+    let directory = "the data directory";
+    let free = disk.free_bytes();
+    let mut bytes = free.map_err(Error::io("ask for free space in", directory))?;
+    for name in disk.list().map_err(Error::io("list", directory))? {
         if matches!(files::kind(&name), Kind::Other | Kind::Lock) {
             continue;
         }
@@ -132,7 +130,7 @@ fn measure(disk: &dyn Disk) -> io::Result<u64> {
             Ok(held) => bytes = bytes.saturating_add(held),
             // The file was removed after it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(Error::io("open", &name)(error)),
         }
     }
     Ok(bytes)

@@ -225,7 +225,7 @@ impl fmt::Display for Damage {
             (Some(from), Some(to)) => {
                 write!(
                     f,
-                    "Records {from} to {to} were durable and cannot be read; later ones may be lost too.  "
+                    "Records {from} to {to} were durable and cannot be read; later ones may be lost too. "
                 )?;
             }
             (Some(from), None) => write!(f, "Records from {from} on cannot be read. ")?,
@@ -251,4 +251,25 @@ pub struct Failure {
     pub message: String,
     /// True if a thread of the log panicked, which is a bug and not a fault of the disk.
     pub panicked: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentences_of_damage_are_one_space_apart() {
+        let lost = [None, Some(LogPosition(3))];
+        for (lost_from, lost_to) in lost.iter().flat_map(|from| lost.map(|to| (*from, to))) {
+            let damage = Damage {
+                file: "000000000001.log".to_owned(),
+                offset: 64,
+                reason: "a frame is damaged".to_owned(),
+                lost_from,
+                lost_to,
+            };
+            let text = damage.to_string();
+            assert!(!text.contains("  "), "{text}");
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! verdict per file and the outcome of opening. Nothing is changed.
 
 use std::fmt;
+use std::io::ErrorKind;
 
 use crate::disk::{Disk, Unreadable, read_whole};
 use crate::error::{Error, LaterFormat, unreadable_reason};
@@ -116,14 +117,15 @@ impl fmt::Display for Verdict {
 }
 
 /// Examines every file of a log. Files that another process is writing may look torn. Fails if the
-/// directory cannot be listed. Problems with single files are in the report.
+/// directory cannot be listed, or if this account may not read a file of the log: a lack of rights
+/// says nothing about the file. Problems with single files are in the report.
 pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
     let (mut attempts, mut content) = (1, Vec::new());
     let files = loop {
         // First, so that it names no segment that a running process adds after the list was read.
-        let newest = file_report(disk, files::NEWEST.to_owned(), false, &mut content);
+        let newest = file_report(disk, files::NEWEST.to_owned(), false, &mut content)?;
         let names = list(disk)?;
-        let files = examine(disk, &names, newest, &mut content);
+        let files = examine(disk, &names, newest, &mut content)?;
         let is_damaged = |file: &FileReport| matches!(file.verdict, Verdict::Damaged { .. });
         // While files come and go, one that was recycled between two reads looks damaged.
         let is_final = attempts == limits::READ_ATTEMPTS_MAX
@@ -153,19 +155,19 @@ fn examine(
     names: &[String],
     newest: Option<FileReport>,
     content: &mut Vec<u8>,
-) -> Vec<FileReport> {
+) -> Result<Vec<FileReport>, Error> {
     let mut files = Vec::new();
     let is_segment = |name: &&String| matches!(files::kind(name), Kind::Segment(_));
     let last = names.iter().rfind(is_segment);
     for name in names.iter().filter(|name| *name != files::NEWEST) {
         let is_last = last == Some(name);
         // A file that does not exist any more was recycled or renamed since the list was read.
-        files.extend(file_report(disk, name.clone(), is_last, content));
+        files.extend(file_report(disk, name.clone(), is_last, content)?);
     }
     files.extend(newest);
     files.sort_by(|one, other| one.name.cmp(&other.name));
     judge_together(&mut files);
-    files
+    Ok(files)
 }
 
 fn damaged(offset: u64, reason: impl Into<String>) -> Verdict {
@@ -181,7 +183,7 @@ fn file_report(
     name: String,
     is_last: bool,
     content: &mut Vec<u8>,
-) -> Option<FileReport> {
+) -> Result<Option<FileReport>, Error> {
     let kind = files::kind(&name);
     let mut report = FileReport {
         name,
@@ -194,10 +196,18 @@ fn file_report(
     };
     let file = match disk.open_read_only(&report.name) {
         Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        // Only its name counts: `lost+found` of a file system, for example.
+        Err(_) if kind == Kind::Other => {
+            report.verdict = Verdict::Foreign;
+            return Ok(Some(report));
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            return Err(Error::io("open", &report.name)(error));
+        }
         Err(error) => {
             report.verdict = damaged(0, format!("it cannot be opened: {error}"));
-            return Some(report);
+            return Ok(Some(report));
         }
     };
     report.bytes = file.bytes().unwrap_or(0);
@@ -237,7 +247,7 @@ fn file_report(
             }
         }
     };
-    Some(report)
+    Ok(Some(report))
 }
 
 fn header_verdict(fault: HeaderFault) -> Verdict {

@@ -32,7 +32,8 @@ pub enum Probed {
 const LOCKS: &str = "/proc/locks";
 
 /// Checks the rights of this process to a data directory and its files. Fails if a start could not
-/// create the directory, or could not read or write a file.
+/// create the directory, or could not read or write a file. Logs a warning for a file that only the
+/// running store writes to.
 pub fn probe(path: &Path) -> Result<Probed, Error> {
     let shown = path.display().to_string();
     match fs::metadata(path) {
@@ -57,20 +58,36 @@ pub fn probe(path: &Path) -> Result<Probed, Error> {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
         let file = entry.path();
-        match name.to_str().map_or(Kind::Other, files::kind) {
-            Kind::Other => continue,
-            Kind::Lock => locked |= is_locked(&file),
-            _ => {}
-        }
-        match allowed(&file, Access::READ_OK | Access::WRITE_OK) {
-            // A running store removes files.
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            checked => {
-                checked.map_err(Error::io("read and write", &file.display().to_string()))?;
-            }
-        }
+        let kind = name.to_str().map_or(Kind::Other, files::kind);
+        locked |= kind == Kind::Lock && is_locked(&file);
+        check_file(kind, &file)?;
     }
     Ok(Probed::Present { locked })
+}
+
+/// Checks the rights to a file that a start needs.
+fn check_file(kind: Kind, file: &Path) -> Result<(), Error> {
+    let shown = file.display().to_string();
+    let (access, operation) = match kind {
+        // A start removes or renames the file, which is a right to the directory.
+        Kind::Other | Kind::DamagedSnapshot(_) | Kind::Temporary => return Ok(()),
+        Kind::Segment(_) | Kind::Snapshot(_) | Kind::Closed => (Access::READ_OK, "read"),
+        Kind::Spare(_) | Kind::Newest | Kind::Lock => {
+            (Access::READ_OK | Access::WRITE_OK, "read and write")
+        }
+    };
+    match allowed(file, access) {
+        // A running store removes files.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        checked => checked.map_err(Error::io(operation, &shown))?,
+    }
+    if matches!(kind, Kind::Segment(_))
+        && let Err(error) = allowed(file, Access::WRITE_OK)
+        && error.kind() != ErrorKind::NotFound
+    {
+        tracing::warn!(file = shown, %error, "this account may not write to a segment: a start only reads it, but the store fails later, when it uses the file again");
+    }
+    Ok(())
 }
 
 /// Checks that the disk has room for what a start must write to a data directory: a short segment,

@@ -14,8 +14,8 @@ use std::io;
 use std::thread;
 use std::time::Duration;
 
-use crate::disk::{Disk, Unreadable, read_whole};
-use crate::error::{Damage, Error, unreadable_reason};
+use crate::disk::{Disk, File, Unreadable, read_whole};
+use crate::error::{Damage, Error, is_unreadable, unreadable_reason};
 use crate::files;
 use crate::limits;
 use crate::segment::{Frames, HEADER_BYTES, Header, Magic, Rest, StoreId};
@@ -104,13 +104,28 @@ struct Plan {
     damaged: Vec<(u64, String)>,
 }
 
-fn usable(disk: &dyn Disk, position: u64, store: StoreId) -> Result<SnapshotInfo, Fault> {
+/// Examines a snapshot without its blocks. A lack of rights or of open files says nothing about the
+/// file, so it is an error, and never damage.
+fn usable(
+    disk: &dyn Disk,
+    position: u64,
+    store: StoreId,
+) -> Result<Result<SnapshotInfo, Fault>, Error> {
     let name = files::snapshot(position);
-    let file = disk.open_read_only(&name).map_err(|error| Fault::Damaged {
-        offset: 0,
-        reason: format!("it cannot be opened: {error}"),
-    })?;
-    let (header, footer, bytes) = snapshot::read_ends(&*file)?;
+    match disk.open_read_only(&name) {
+        Ok(file) => Ok(snapshot_info(&*file, position, store)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound || is_unreadable(&error) => {
+            Ok(Err(Fault::Damaged {
+                offset: 0,
+                reason: format!("it cannot be opened: {error}"),
+            }))
+        }
+        Err(error) => Err(Error::io("open", &name)(error)),
+    }
+}
+
+fn snapshot_info(file: &dyn File, position: u64, store: StoreId) -> Result<SnapshotInfo, Fault> {
+    let (header, footer, bytes) = snapshot::read_ends(file)?;
     if header.position != position || header.store != store {
         return Err(Fault::Damaged {
             offset: 0,
@@ -154,7 +169,7 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
     }
     let (mut snapshots, mut damaged) = (Vec::new(), Vec::new());
     for &position in &survey.snapshots {
-        match usable(disk, position, store) {
+        match usable(disk, position, store)? {
             Ok(info) => snapshots.push(info),
             Err(Fault::Format(format)) => {
                 return Err(Error::UnknownFormat {

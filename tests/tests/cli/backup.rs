@@ -16,7 +16,10 @@ use statehouse_tests::{
     Answer, Client, Connect, Hlc, Property, Publish, Request, Server, Store, policies, property,
 };
 
-use crate::data_directory::{data, files, flip};
+use crate::{
+    ask, ask_with,
+    data_directory::{data, files, flip},
+};
 
 fn resume(server: &Server, id: &str) -> Client {
     Client::connect(server.address(), &Connect::resume(id, 3600))
@@ -302,6 +305,33 @@ fn snapshot_and_restore_overwrite_nothing() {
     );
 }
 
+/// Regression: the client refused the padded token in the description of the key.
+#[test]
+fn keys_with_the_longest_fencing_token_are_exported() {
+    let (source, target) = (Server::start(), Server::start());
+    let mut store = source.store("client");
+    // An MQTT string has room for it, but not with padding.
+    let node = "n".repeat(65_535 - "1:1:".len());
+    let set = store.command(&["SET", "fenced", "x"]);
+    let set = set.with("__ft", format!("1:1:{node}"));
+    assert_eq!(store.call(&set).payload(), b"+OK\r\n");
+    let fence = format!("000000000000001:00001:{node}");
+    let exported = ask(&source, &["export"]).code(0);
+    assert_eq!(exported.object()["fence"], fence);
+    for command in [
+        &["scan", "--long", "--json"][..],
+        &["get", "fenced", "--meta", "--json"],
+    ] {
+        let described = ask(&source, command).code(0).object();
+        assert_eq!(described["fencing_token"], fence);
+    }
+    // The import sends it without padding, and the key is as protected as before.
+    ask_with(&target, &["import"], &exported.stdout).code(0);
+    let described = ask(&target, &["get", "fenced", "--meta", "--json"]);
+    assert_eq!(described.code(0).object()["fencing_token"], fence);
+    ask(&target, &["del", "fenced"]).code(4);
+}
+
 /// Otherwise a start after an interrupted restore would begin a new, empty store.
 #[test]
 fn interrupted_restore_is_no_store_and_can_be_repeated() {
@@ -396,4 +426,32 @@ fn damaged_backup_is_refused_and_creates_nothing() {
         .run(&["snapshot", "no/such/place"])
         .code(3)
         .says("no/such/place");
+}
+
+/// Regression: only a directory with a log was refused.
+#[test]
+fn restore_refuses_a_directory_with_other_files() {
+    let server = Server::start();
+    server.run(&["snapshot", "backup"]).code(0);
+    let restore = |code| {
+        server
+            .run(&["restore", "backup", "--data", "used"])
+            .code(code)
+    };
+    let used = server.directory().join("used");
+    fs::create_dir(&used).unwrap();
+    fs::write(used.join("notes.txt"), "mine").unwrap();
+    restore(2).says("used holds other files, such as notes.txt, and was not changed");
+    assert_eq!(fs::read_dir(&used).unwrap().count(), 1);
+    // What a file system, an interrupted restore and an earlier store without its log leave.
+    fs::remove_file(used.join("notes.txt")).unwrap();
+    for name in ["lost+found", "policies"] {
+        fs::create_dir(used.join(name)).unwrap();
+    }
+    for name in ["lock", "mqtt-client-id"] {
+        fs::write(used.join(name), "").unwrap();
+    }
+    restore(0);
+    server.run(&["doctor", "used"]).code(0);
+    restore(2).says("used holds a store already");
 }

@@ -205,3 +205,22 @@ fn bad_input_of_each_command_is_explained_and_changes_nothing() {
     }
     assert_eq!(state(), before);
 }
+
+/// Regression: an error for any argument without dashes named a variable that was set.
+#[test]
+fn errors_name_the_variable_of_a_flag_alone() {
+    let error = |arguments: &[&str]| {
+        let mut command = command(arguments);
+        command.env("STATEHOUSE_DATA", "data");
+        command.env("STATEHOUSE_PORT", "none");
+        finish(command, b"").code(2).stderr
+    };
+    let shell = error(&["completions", "foo"]);
+    assert!(shell.contains("'foo'"), "{shell}");
+    assert!(!shell.contains("environment variable"), "{shell}");
+    let port = error(&["get", "k"]);
+    assert!(
+        port.contains("environment variable STATEHOUSE_PORT"),
+        "{port}"
+    );
+}

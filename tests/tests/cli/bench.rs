@@ -10,7 +10,15 @@ use std::{
 };
 
 use serde_json::Value;
-use statehouse_tests::{Background, Mosquitto, Ran, Server, command, command::finish, run};
+use statehouse_tests::{
+    Background, Mosquitto, Ran, Server,
+    client::PATIENCE,
+    command,
+    command::finish,
+    run,
+    server::{signal, wait},
+    wait::until,
+};
 
 /// A run of one second with 100 keys, unless the options say otherwise.
 fn bench_command(port: u16, options: &str) -> Command {
@@ -316,6 +324,39 @@ fn lost_connections_are_counted_and_exit_with_code_1() {
         "the run must end early: {run}"
     );
     assert!(ran.text().contains("connection lost"), "{}", ran.text());
+}
+
+/// Regression: the keys stayed, and nothing said so.
+#[test]
+fn signal_ends_the_run_and_removes_the_keys() {
+    let server = Server::start();
+    for (name, code, options, keys) in [
+        ("INT", 130, "", 0),
+        ("TERM", 143, "--rate 500", 0),
+        ("TERM", 143, "--keep", 100),
+    ] {
+        let before = server.metric("requests_total");
+        let options = format!("--duration 600s --warm-up 0s --connections 4 {options}");
+        let mut bench = bench_command(server.port(), &options);
+        bench.stdin(Stdio::null());
+        bench.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut bench = bench.spawn().unwrap();
+        // The fill has one request for each key.
+        until("the measurement has begun", || {
+            server.metric("requests_total") > before + 200
+        });
+        signal(bench.id(), name);
+        let ended = wait(&mut bench, PATIENCE).expect("it ends after a signal");
+        let ran = bench.wait_with_output().unwrap();
+        let text = String::from_utf8(ran.stderr).unwrap();
+        assert_eq!(ended.code(), Some(code), "{text}");
+        assert!(text.contains(&format!("SIG{name}: ")), "{text}");
+        assert!(
+            text.contains("no results") && ran.stdout.is_empty(),
+            "{text}"
+        );
+        assert_eq!(server.metric("keys"), keys, "{name} {options}");
+    }
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Tests `serve --check`: it must find everything that a start refuses, in one run and with the
 //! same words, and change nothing.
 
-use std::{collections::BTreeMap, fs, io::Write, net::TcpListener, path::Path, process::Command};
+use std::{
+    collections::BTreeMap, fs, io::Write, net::TcpListener, os::unix::fs::chown, path::Path,
+    process::Command,
+};
 
 use statehouse_tests::{
     Ran, Server, WallClock, binary,
@@ -11,6 +14,8 @@ use statehouse_tests::{
     policies, run, run_in,
     small::{FileSystem, Small},
 };
+
+use crate::data_directory::{self, OTHER, allow, as_other, data};
 
 /// The names and contents of all files below a directory.
 pub(crate) fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -278,4 +283,48 @@ fn clock_behind_the_log_has_an_exit_code_of_its_own() {
     run_in(server.directory(), &["serve", "--check"], b"")
         .code(75)
         .says("--accept-clock");
+}
+
+/// Regression: files that a start only reads were refused, and a start named the file at which it
+/// failed first instead of the directory.
+#[test]
+fn rights_are_judged_as_by_a_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut serve = Command::new(binary::statehouse());
+    serve.args(["serve", "--listen", "127.0.0.1:0"]);
+    let Some(serve) = as_other(serve) else { return };
+    chown(directory.path(), Some(OTHER), Some(OTHER)).unwrap();
+    let mut server = Server::spawn(serve, directory);
+    server.stop();
+    let run = |server: &Server, more: &[&str]| {
+        let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
+        serve.args(more).current_dir(server.directory());
+        finish(as_other(serve).unwrap(), b"")
+    };
+    let refused = |server: &Server, says: &str| {
+        for more in [&["--check"][..], &[]] {
+            run(server, more).code(2).says(says);
+        }
+    };
+    let place = data(&server);
+    allow(&place, 0o500);
+    refused(
+        &server,
+        "cannot write to statehouse-data: Permission denied",
+    );
+    allow(&place, 0o700);
+    let allow_logs = |mode| {
+        let logs = data_directory::files(&place, "log");
+        logs.iter().for_each(|it| allow(it, mode));
+    };
+    allow_logs(0o400);
+    allow(&place.join("closed"), 0o400);
+    run(&server, &["--check"])
+        .code(0)
+        .says("may not write to a segment");
+    server.restart();
+    server.stop();
+    allow_logs(0o600);
+    allow(&place.join("newest"), 0o400);
+    refused(&server, "cannot read and write statehouse-data/newest");
 }

@@ -341,6 +341,32 @@ fn missing_module_of_an_inactive_policy_is_reported() {
     doctor(&server, 0);
 }
 
+/// Regression: it said that all is well.
+#[test]
+fn name_of_the_store_that_a_start_refuses_is_reported() {
+    let mut server = filled(1);
+    server.stop();
+    let file = data(&server).join("mqtt-client-id");
+    for name in [&b""[..], b"\xff", b"a\nb\n"] {
+        fs::write(&file, name).unwrap();
+        let ran = server.run(&["doctor"]).code(1);
+        ran.prints(&[
+            "WRONG",
+            "mqtt-client-id contains no MQTT client id",
+            "remove it",
+        ]);
+        // Nothing else is wrong.
+        assert!(!ran.text().contains("What next"), "{ran:?}");
+        let serve = ["serve", "--listen", "127.0.0.1:0"];
+        server
+            .run(&serve)
+            .code(2)
+            .says("mqtt-client-id contains no MQTT client id");
+    }
+    fs::remove_file(&file).unwrap();
+    server.run(&["doctor"]).code(0);
+}
+
 #[test]
 fn empty_directory_is_not_a_store() {
     let server = Server::start();

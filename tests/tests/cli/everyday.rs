@@ -256,6 +256,15 @@ fn export_fails_if_the_expiry_of_a_key_cannot_be_read() {
     assert!(!failed.stderr.contains("continue with"), "{failed:#?}");
     let rest = ask(&server, &["export", "--after", "bad-meta"]).code(0);
     check_expiries(&rest.objects(), &["early", "later"]);
+    // A response that the client cannot read names the key too.
+    ask(&server, &["set", "odd-meta", "x", "--ttl", "1h"]).code(0);
+    let failed = ask(&server, &["export", "[e-z]*"]).code(3);
+    let failed = failed.says("protocol? The key is odd-meta. 2 keys written");
+    let failed = failed.says("--after='odd-meta' leaves out only the key that failed");
+    check_expiries(&failed.objects(), &["early", "later"]);
+    ask(&server, &["scan", "odd*", "--long"])
+        .code(3)
+        .says("The key is odd-meta");
 }
 
 /// Asserts that an export has these keys, with their expiries.
@@ -494,4 +503,27 @@ fn ready_does_not_repeat_a_usage_error() {
     let arguments = ["ready", "--wait", "50s", "--admin", "nowhere"];
     statehouse_tests::run(&arguments, b"").code(2);
     assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+/// Regression: a blank line at the end of a file failed, and a directory was not named.
+#[test]
+fn import_skips_blank_lines_and_names_its_file() {
+    let server = Server::start();
+    let lines = b"{\"key\":\"a\",\"value\":\"1\"}\n\n \t\r\n{\"key\":\"b\",\"value\":\"2\"}\n\n";
+    ask_with(&server, &["import"], lines)
+        .code(0)
+        .says("2 keys imported");
+    assert_eq!(ask(&server, &["scan"]).code(0).text(), "a\nb\n");
+    // They count as lines.
+    let lines = b"\n{\"key\":\"c\",\"value\":\"3\"}\n\nnonsense\n\n";
+    ask_with(&server, &["import"], lines)
+        .code(2)
+        .says("This is line 4");
+    ask_with(&server, &["import", "--skip", "4"], lines)
+        .code(0)
+        .says("0 keys imported");
+    let directory = server.directory().to_str().unwrap();
+    ask(&server, &["import", directory])
+        .code(2)
+        .says(&format!("cannot read {directory}: is a directory"));
 }

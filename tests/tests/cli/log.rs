@@ -1,9 +1,15 @@
-//! Tests a store with a log that is read late or not at all. A full log pipe must never delay a
-//! client or the shutdown.
+//! Tests a store with a log that is read late or not at all: a full log pipe must never delay a
+//! client or the shutdown. Tests the log in JSON, and the log lines of policies.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
-use statehouse_tests::{Lines, Server};
+use serde_json::Value;
+use statehouse_tests::{
+    Background, Lines, Server, client::PATIENCE, command, policies, server::wait,
+};
 
 /// Sends requests until the pipe and the log queue are full.
 fn fill(server: &Server) {
@@ -53,4 +59,34 @@ fn unread_log_does_not_delay_the_shutdown() {
     fill(&server);
     server.signal("TERM");
     assert!(server.wait(Duration::from_secs(10)).success());
+}
+
+#[test]
+fn durations_in_json_are_numbers() {
+    let server = Server::with("", &["--policy", policies::faulty(), "--log", "json"]);
+    let line = server.wait_for_log("compiled a policy");
+    let line: Value = serde_json::from_str(&line).unwrap();
+    assert!(line["ms"].is_u64() && line["bytes"].is_u64(), "{line}");
+}
+
+/// Regression: the command said that the store was killed and had left its file `admin`.
+#[test]
+fn policy_logs_end_with_the_store_and_say_so() {
+    let mut server = Server::with("", &["--policy", policies::faulty()]);
+    let mut logs = command(&["policy", "logs"]);
+    logs.current_dir(server.directory()).stderr(Stdio::piped());
+    let mut logs = Background::start(&mut logs);
+    let stderr = Lines::follow(logs.child.stderr.take().unwrap());
+    let mut store = server.store("client");
+    store.ask(&["SET", "k", "say", "before"]);
+    logs.wait_for("\tbefore");
+    drop(store);
+    server.stop();
+    let ended = wait(&mut logs.child, PATIENCE).expect("it ends with the store");
+    assert_eq!(ended.code(), Some(3));
+    // All lines, up to the end.
+    stderr.wait(PATIENCE, |_| false);
+    let text = stderr.all().join("\n");
+    assert!(text.contains("`statehouse serve`"), "{text}");
+    assert!(!text.contains("killed"), "{text}");
 }

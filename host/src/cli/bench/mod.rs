@@ -1,5 +1,6 @@
 //! `statehouse bench`: measures the throughput and latency of a running store.
 
+mod interruption;
 mod picture;
 mod report;
 mod sweep;
@@ -7,6 +8,7 @@ mod sweep;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -16,6 +18,7 @@ use rustls::pki_types::ServerName;
 use statehouse_client::{Login, parse_duration};
 use statehouse_link::tls::config;
 
+use self::interruption::Interruption;
 use self::report::{Point, Report};
 use self::sweep::Sweep;
 use super::data::count;
@@ -27,7 +30,7 @@ use crate::time::millis;
 use statehouse_config::{BrokerUrl, limits, size};
 use statehouse_loadgen::{
     Broken, Catalogue, Encryption, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener,
-    put_on, socket_listener,
+    put_on_until, socket_listener,
 };
 
 /// Requests in flight on each connection while keys are set before a run and removed after it.
@@ -48,9 +51,13 @@ const FILL_CONNECTIONS: usize = 16;
 /// those of requests with a correct answer. Above the capacity of the store, requests without an
 /// answer within --timeout are counted as errors and are not in the percentiles.
 ///
-/// All keys are set before the run and removed after it; their names begin with `bench/`. The
-/// store's `serve --durability` decides whether writes reach the disk. The client uses one core, or
-/// half of the cores if there are more: run it on another machine to measure a store at its limit.
+/// All keys are set before the run and removed after it; their names begin with `bench/`. SIGINT
+/// (Ctrl-C) or SIGTERM ends the run without results and removes the keys, unless --keep is given. A
+/// second signal ends the command at once and leaves the keys.
+///
+/// The store's `serve --durability` decides whether writes reach the disk. The client uses one
+/// core, or half of the cores if there are more: run it on another machine to measure a store at
+/// its limit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -64,7 +71,7 @@ Examples:
   statehouse bench --port 1884 --data /var/lib/statehouse # behind a foreign broker
 
 Exit codes: 0 all requests were answered correctly, 1 some were not, 2 usage, 3 no store or no
-answer, 4 refused.")]
+answer, 4 refused, 130 ended by SIGINT, 143 ended by SIGTERM.")]
 pub(super) struct Args {
     /// Number of clients that send requests
     #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Load",
@@ -179,12 +186,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let mut json = args.json.as_deref().map(create).transpose()?;
     let mut svg = args.svg.as_deref().map(create).transpose()?;
     let target = args.target.with_context()?;
-    let url = target.url();
-    if url.scheme.websocket {
-        return Err(Failure::usage(format!(
-            "{url} is a WebSocket, and bench speaks MQTT over TCP or TLS: name a listener of mqtt:// or mqtts://"
-        )));
-    }
+    let url = plain_url(&target)?;
     let address = resolve(&url)?;
     let process = process(args, address)?;
     let bench = Bench {
@@ -194,41 +196,31 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         login: target.credentials.login(&url)?,
         catalogue: Arc::new(Catalogue::new(bounded(args.value_bytes))),
         pid: process.as_ref().map(|(pid, _)| *pid),
+        interruption: Interruption::watch(match args.keep {
+            true => "stopping",
+            false => "removing the keys; a second signal ends at once and leaves them",
+        })?,
     };
     let mut progress = Progress::new();
     if !args.no_fill {
         bench.every_key(Job::Fill, &mut progress)?;
     }
-    let runs = points.len();
-    let mut measured = Vec::with_capacity(runs);
-    for (at, point) in points.into_iter().enumerate() {
-        let step = match runs {
-            1 => String::new(),
-            _ => format!("{}/{runs}: {}  ", at + 1, point.name),
-        };
-        let outcome = bench.measure(&point, &step, &mut progress)?;
-        let lost = outcome.measured < args.duration;
-        measured.push((point, outcome));
-        if lost {
-            // All connections have failed.
-            break;
-        }
-    }
-    if !args.keep
-        && let Err(failure) = bench.every_key(Job::Clean, &mut progress)
-    {
-        // The results matter more than the removal of the keys.
-        notice(&format!(
-            "the keys stay, since they could not be removed: {}",
-            failure.message()
-        ));
+    let measured = bench.measure_all(points, &mut progress);
+    let interrupted = bench.interruption.signal();
+    // A failure without a fill has probably set no key.
+    if measured.is_ok() || !args.no_fill {
+        bench.clean(&mut progress);
     }
     progress.clear();
+    if let Some(signal) = interrupted {
+        let why = "interrupted before the end of the measurement, so there are no results";
+        return Err(Failure::new(128 + signal, why));
+    }
     let report = Report {
         args,
         address,
         process,
-        measured,
+        measured: measured?,
     };
     if let (Some(file), Some(path)) = (&mut json, &args.json) {
         write(file, path, &format!("{:#}\n", report.json()))?;
@@ -240,6 +232,17 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::of(report.errors() == 0))
 }
 
+/// The URL of the store, which must speak MQTT without a WebSocket.
+fn plain_url(target: &Target) -> Result<BrokerUrl, Failure> {
+    let url = target.url();
+    match url.scheme.websocket {
+        false => Ok(url),
+        true => Err(Failure::usage(format!(
+            "{url} is a WebSocket, and bench speaks MQTT over TCP or TLS: name a listener of mqtt:// or mqtts://"
+        ))),
+    }
+}
+
 /// State that all runs of one command share.
 struct Bench<'a> {
     args: &'a Args,
@@ -248,6 +251,7 @@ struct Bench<'a> {
     login: Option<Login>,
     catalogue: Arc<Catalogue>,
     pid: Option<u32>,
+    interruption: Interruption,
 }
 
 impl Bench<'_> {
@@ -274,13 +278,62 @@ impl Bench<'_> {
         }
     }
 
-    fn put_on(&self, plan: &Plan, watch: impl FnMut(Live)) -> Result<Outcome, Failure> {
+    /// Runs a plan until its end or a signal. A signal does not end the removal of keys.
+    fn put_on(&self, plan: &Plan, mut watch: impl FnMut(Live)) -> Result<Outcome, Failure> {
         let nonce = statehouse_link::random();
         let login = self.login.clone().map(|it| (it.user, it.password));
         let client = |role: Role, number| {
             Mqtt::new(self.catalogue.clone(), nonce, role, number).with_login(login.clone())
         };
-        Ok(put_on(plan, client, watch)?)
+        let is_cleaning = matches!(plan.job, Job::Clean);
+        let watch = |live| {
+            watch(live);
+            match self.interruption.signal() {
+                Some(_) if !is_cleaning => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
+        };
+        Ok(put_on_until(plan, client, watch)?)
+    }
+
+    /// Measures each point, up to a signal.
+    fn measure_all(
+        &self,
+        points: Vec<Point>,
+        progress: &mut Progress,
+    ) -> Result<Vec<(Point, Outcome)>, Failure> {
+        let runs = points.len();
+        let mut measured = Vec::with_capacity(runs);
+        for (at, point) in points.into_iter().enumerate() {
+            if self.interruption.signal().is_some() {
+                break;
+            }
+            let step = match runs {
+                1 => String::new(),
+                _ => format!("{}/{runs}: {}  ", at + 1, point.name),
+            };
+            let outcome = self.measure(&point, &step, progress)?;
+            let lost = outcome.measured < self.args.duration;
+            measured.push((point, outcome));
+            if lost {
+                // All connections have failed.
+                break;
+            }
+        }
+        Ok(measured)
+    }
+
+    /// Removes all keys, unless they are to stay. A failure is a notice: the results, or an earlier
+    /// failure, matter more.
+    fn clean(&self, progress: &mut Progress) {
+        if !self.args.keep
+            && let Err(failure) = self.every_key(Job::Clean, progress)
+        {
+            notice(&format!(
+                "the keys stay, since they could not be removed: {}",
+                failure.message()
+            ));
+        }
     }
 
     /// Sets or removes all keys.
@@ -298,6 +351,9 @@ impl Bench<'_> {
         let Some((kind, _)) = outcome.tally.errors.kinds().next() else {
             return Ok(());
         };
+        if matches!(job, Job::Fill) && outcome.tally.replied > 0 {
+            self.clean(progress);
+        }
         let why = format!("not all keys could be {word}: {kind}");
         Err(match kind.strip_prefix("refused: ") {
             Some(text) if text.contains("quota") => Failure::refused(format!(

@@ -1,5 +1,7 @@
 //! Blocks that the device does not return. They must have the effect of a wrong checksum at their
-//! place.
+//! place. Files that this account may not read must never have that effect.
+
+use std::io;
 
 use rustix::io::Errno;
 
@@ -8,7 +10,7 @@ use crate::error::is_unreadable;
 use crate::files;
 use crate::simulation::BLOCK_BYTES;
 use crate::survey::Survey;
-use crate::{Base, Damage, Verdict, inspect, read};
+use crate::{Base, Damage, File, Verdict, inspect, read};
 
 /// Four blocks per segment, and all history.
 fn options() -> Options {
@@ -170,4 +172,83 @@ fn only_an_error_of_the_device_is_damage() {
     for error in [Errno::MFILE, Errno::ACCESS, Errno::NOENT, Errno::NOSPC] {
         assert!(!is_unreadable(&error.into()), "{error}");
     }
+}
+
+/// A disk with one file that this account may not read.
+struct Forbidding {
+    disk: Simulation,
+    name: String,
+}
+
+impl Disk for Forbidding {
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.disk.list()
+    }
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.disk.create(name)
+    }
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.disk.open(name)
+    }
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        match name == self.name {
+            true => Err(io::ErrorKind::PermissionDenied.into()),
+            false => self.disk.open_read_only(name),
+        }
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.disk.remove(name)
+    }
+    fn sync_directory(&self) -> io::Result<()> {
+        self.disk.sync_directory()
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.disk.free_bytes()
+    }
+    fn entropy(&self) -> u64 {
+        self.disk.entropy()
+    }
+}
+
+/// Regression: a start took the snapshot for damaged, and put it aside.
+#[test]
+fn forbidden_file_is_an_error_and_never_damage() {
+    let (disk, log, _) = written();
+    log.close().expect("no faults");
+    let disk = disk.kill();
+    disk.put("lost+found", b"");
+    let forbidding = |name: &str| Forbidding {
+        disk: disk.clone(),
+        name: name.to_owned(),
+    };
+    let snapshot = files::snapshot(32);
+    let segment = files::segment(3);
+    for name in [&*snapshot, &*segment, files::NEWEST, files::CLOSED] {
+        let disk = forbidding(name);
+        let inspected = inspect(&disk).map(drop);
+        let read = read(
+            &disk,
+            Base::Newest,
+            LogPosition::END,
+            &mut Records::default(),
+        )
+        .map(drop);
+        let opened = Log::open(Arc::new(disk), options(), 2, &mut Records::default()).map(drop);
+        for result in [inspected, read, opened] {
+            assert!(
+                matches!(&result, Err(Error::Io { file, source, .. })
+                    if file == name && source.kind() == io::ErrorKind::PermissionDenied),
+                "{name}: {result:?}"
+            );
+        }
+    }
+    assert!(disk.content(&snapshot).is_some(), "it was put aside");
+    // Nothing of the log is in a file of another name.
+    let report = inspect(&forbidding("lost+found")).expect("a directory");
+    assert!(report.opening.is_ok());
+    let other = report.files.iter().find(|file| file.name == "lost+found");
+    assert_eq!(other.expect("listed").verdict, Verdict::Foreign);
 }
