@@ -164,7 +164,7 @@ impl Dispatch {
         let mut handled = self.handle(now);
         self.paused = handled == Ok(Some(Turn::Paused));
         self.count_held_bytes();
-        if self.paused && !self.accepts_input() {
+        if self.paused && !self.accepts_input() && !self.has_more_to_decode() {
             handled = self.relieve(now).map(Some);
             self.count_held_bytes();
         }
@@ -173,7 +173,7 @@ impl Dispatch {
         }
         match handled.and_then(|turn| turn.map_or(self.behind, Ok)) {
             // Acknowledgements may be among the packets that are still in the buffer.
-            Ok(Turn::Paused) if self.behind == Ok(Turn::More) && self.accepts_input() => Turn::More,
+            Ok(Turn::Paused) if self.has_more_to_decode() => Turn::More,
             Ok(turn) => turn,
             Err(violation) => {
                 self.is_over = true;
@@ -232,15 +232,23 @@ impl Dispatch {
     /// Whether dispatch is paused but still decodes packets: acknowledgements behind waiting
     /// requests make room for answers.
     pub(crate) fn accepts_input(&self) -> bool {
-        let has_room = self.held_bytes < self.held_bytes_max && self.may_hold_more;
-        self.paused && self.behind.is_ok() && has_room
+        self.decodes_while_paused() && self.may_hold_more
+    }
+
+    fn decodes_while_paused(&self) -> bool {
+        self.paused && self.behind.is_ok() && self.held_bytes < self.held_bytes_max
+    }
+
+    /// Whether the buffer may hold further packets that a paused connection decodes.
+    fn has_more_to_decode(&self) -> bool {
+        self.decodes_while_paused() && self.behind == Ok(Turn::More)
     }
 
     /// Whether the turn begins with packets of the buffer. A violation stays until the packets
     /// before it are handled: the buffer does not hold it any more, so it would be lost.
     fn must_fill(&self) -> bool {
         let is_empty = self.packets.is_empty() && self.behind.is_ok();
-        is_empty && !self.paused || self.accepts_input()
+        is_empty && !self.paused || self.decodes_while_paused()
     }
 
     /// Whether to send a TCP acknowledgement for the last read at once, since no answer carries it.

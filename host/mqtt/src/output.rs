@@ -294,11 +294,16 @@ impl Output {
 
     /// Closes the output after a write failed: nothing reaches the client any more.
     pub(crate) fn fail(&self) {
-        self.failed.store(true, Ordering::Release);
+        self.mark_failed();
         self.close(|_| {});
     }
 
-    /// Whether [`fail`](Self::fail) was called.
+    /// Notes that a write failed.
+    pub(crate) fn mark_failed(&self) {
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// Whether a write failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }

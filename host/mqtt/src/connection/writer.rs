@@ -90,6 +90,8 @@ async fn write<W: AsyncWrite + Unpin>(
         if let Err(fault) = write_chunk(&mut writer, &chunk, &output, stall_max).await {
             match fault {
                 WriteFault::Stalled => {
+                    // First, so that the connection's task reads what has arrived.
+                    output.mark_failed();
                     let mut core = broker.lock();
                     core.close_after_violation(session, connection, TAKES_NO_BYTES);
                 }

@@ -29,6 +29,7 @@ pub(crate) use connect::{Accepted, ConnectRefusal};
 pub(crate) use publish::{Begun, Source};
 use statehouse_protocol::{ConnectionId, SessionId};
 pub(crate) use subscribe::FilterResults;
+pub(crate) use window::Relief;
 
 use session_ends::SessionEnds;
 

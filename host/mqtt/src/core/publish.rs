@@ -166,6 +166,21 @@ impl Core {
         self.handle(key, connection, publish, Some(text), |_| reason)
     }
 
+    /// Refuses a request that has begun.
+    pub(crate) fn refuse_begun(
+        &mut self,
+        key: SessionKey,
+        token: Option<Token>,
+        reason: ReasonCode,
+        text: &'static str,
+    ) {
+        self.report_refusal(key, Refused::Publish, reason, Some(text));
+        match token {
+            Some(token) => self.acknowledge_after(token, reason, Some(text), Barrier::NONE),
+            None => self.counts.dropped += 1,
+        }
+    }
+
     /// Routes a PUBLISH of a client to its subscribers.
     pub(crate) fn route(
         &mut self,

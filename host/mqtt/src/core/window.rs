@@ -23,6 +23,15 @@ use crate::{
 /// A PUBREL without properties (section 3.6).
 const PUBREL_BYTES: usize = 4;
 
+/// See [`Core::relief`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Relief {
+    /// Something else than an acknowledgement of the client can make room.
+    Wait,
+    Handle,
+    Refuse,
+}
+
 impl Core {
     /// Sends the acknowledgements that may leave now. The others leave with the queue.
     pub(super) fn flush_acks(&mut self, key: SessionKey) {
@@ -38,32 +47,43 @@ impl Core {
     /// Whether the client's queue has room for the answers to another PUBLISH. The broker stops
     /// reading from a client that sends faster than it reads.
     pub(crate) fn has_room_for_answers(&self, key: SessionKey) -> bool {
-        let own_max = self.limits.queue_bytes_max / QUEUE_PARTS_FOR_ANSWERS;
-        self.has_room_for(key, 0, own_max)
-    }
-
-    /// Whether the client's whole queue has room for a PUBLISH of this size that the client sends to
-    /// itself.
-    pub(crate) fn has_room_for_own(&self, key: SessionKey, bytes: usize) -> bool {
-        self.has_room_for(key, bytes, self.limits.queue_bytes_max)
-    }
-
-    fn has_room_for(&self, key: SessionKey, bytes: usize, own_max: usize) -> bool {
         let Some(session) = self.sessions.get(key as usize).and_then(Option::as_deref) else {
             return true;
         };
-        let own = session.queue.bytes() + bytes;
+        let own = session.queue.bytes();
         let limits = &self.limits;
         own <= limits.queue_bytes_reserve
-            || own <= own_max
-                && session.queue.total_bytes() + bytes <= limits.queue_bytes_total_max / 4 * 3
+            || own <= limits.queue_bytes_max / QUEUE_PARTS_FOR_ANSWERS
+                && session.queue.total_bytes() <= limits.queue_bytes_total_max / 4 * 3
     }
 
-    /// Whether the client was sent everything that it may be sent now.
-    pub(crate) fn has_taken_output(&self, key: SessionKey) -> bool {
+    /// What to do with the first PUBLISH that waits for room for its answers, if the packets behind
+    /// it cannot be read otherwise. A quarter of the queue stays for messages of other clients.
+    pub(crate) fn relief(&self, key: SessionKey, bytes: usize) -> Relief {
         let session = self.sessions.get(key as usize).and_then(Option::as_deref);
-        let link = session.and_then(|it| it.link.as_ref());
-        link.is_some_and(|it| it.output.is_idle())
+        let Some((session, link)) = session.and_then(|it| Some((it, it.link.as_ref()?))) else {
+            return Relief::Wait;
+        };
+        let queue = &session.queue;
+        // Otherwise the queue shrinks when the client reads.
+        let needs_acks =
+            link.output.is_idle() && (queue.is_queue_empty() || waits_for_client(link, queue));
+        if self.has_room_for_answers(key) || !needs_acks {
+            return Relief::Wait;
+        }
+        let limits = &self.limits;
+        let own = queue.bytes() + bytes;
+        let own_max = limits.queue_bytes_max.min(limits.queue_bytes_total_max) / 4 * 3;
+        if own <= limits.queue_bytes_reserve {
+            return Relief::Handle;
+        }
+        if own > own_max {
+            return Relief::Refuse;
+        }
+        match queue.total_bytes() + bytes <= limits.queue_bytes_total_max / 4 * 3 {
+            true => Relief::Handle,
+            false => Relief::Wait,
+        }
     }
 
     /// Whether the client may begin another PUBLISH. A client of MQTT 3.1.1 does not know the

@@ -6,7 +6,7 @@ use super::Dispatch;
 use crate::{
     Message, Properties, QoS, Request,
     broker::Guard,
-    codec::{Filter, Packet},
+    codec::{Filter, Packet, Publish},
     limits::MESSAGE_OVERHEAD_BYTES,
 };
 
@@ -61,7 +61,7 @@ pub(super) fn copy(topic: &mut Bytes, payload: &mut Bytes, properties: &mut Prop
 /// The memory that a waiting packet takes.
 pub(super) fn packet_bytes(packet: &Packet) -> usize {
     match packet {
-        Packet::Publish(it) => publish_bytes(&it.topic, &it.payload, &it.properties),
+        Packet::Publish(it) => publish_bytes(it),
         Packet::Subscribe(it) => {
             let filters = it.filters.iter();
             let filters = filters.map(|it| it.filter.len() + size_of::<Filter>());
@@ -81,10 +81,14 @@ pub(super) fn packet_bytes(packet: &Packet) -> usize {
     }
 }
 
-pub(super) fn request_bytes(request: &Request) -> usize {
-    publish_bytes(&request.topic, &request.payload, &request.properties)
+pub(super) fn publish_bytes(it: &Publish) -> usize {
+    message_bytes(&it.topic, &it.payload, &it.properties)
 }
 
-fn publish_bytes(topic: &Bytes, payload: &Bytes, properties: &Properties) -> usize {
+pub(super) fn request_bytes(it: &Request) -> usize {
+    message_bytes(&it.topic, &it.payload, &it.properties)
+}
+
+fn message_bytes(topic: &Bytes, payload: &Bytes, properties: &Properties) -> usize {
     topic.len() + payload.len() + properties.raw().len() + MESSAGE_OVERHEAD_BYTES
 }

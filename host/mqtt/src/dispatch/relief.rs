@@ -9,12 +9,14 @@ use std::time::Instant;
 
 use super::{
     Dispatch, Turn,
-    held_packet::{packet_bytes, request_bytes},
+    held_packet::{publish_bytes, request_bytes},
 };
 use crate::{
     Claim, ReasonCode,
+    broker::Guard,
     codec::{Packet, Violation},
-    limits::work,
+    core::Relief,
+    limits::{WORK_PER_TURN_MAX, work},
 };
 
 /// The answer to a PUBLISH for which the client's queue has no room.
@@ -24,69 +26,80 @@ const NO_ROOM: (ReasonCode, &str) = (
 );
 
 impl Dispatch {
-    /// Handles the first waiting PUBLISH if only acknowledgements of the client can make room, and
-    /// returns how the turn of a paused connection ends.
+    /// Handles waiting PUBLISHes until more packets may be kept, if only acknowledgements of the
+    /// client can make room. Returns how the turn of a paused connection ends.
     pub(super) fn relieve(&mut self, now: Instant) -> Result<Turn, Violation> {
-        let is_relieved = match self.requests.is_empty() {
-            true => self.relieve_packet(now)?,
-            false => self.relieve_request(),
-        };
-        // While packets of all connections use up their limit, others may need the room.
-        Ok(match is_relieved && self.may_hold_more {
-            true => Turn::More,
-            false => Turn::Paused,
-        })
+        let broker = self.broker.clone();
+        let work_end = broker.lock().work() + WORK_PER_TURN_MAX;
+        let mut turn = Turn::Paused;
+        loop {
+            let is_relieved = match self.requests.is_empty() {
+                true => self.relieve_packet(now, &mut broker.lock())?,
+                false => self.relieve_requests(),
+            };
+            // While packets of all connections use up their limit, others may need the room.
+            if !is_relieved || !self.may_hold_more {
+                return Ok(turn);
+            }
+            turn = Turn::More;
+            if self.accepts_input() {
+                return Ok(turn);
+            }
+            if broker.lock().work() >= work_end {
+                return Ok(Turn::Cut);
+            }
+        }
     }
 
-    fn relieve_packet(&mut self, now: Instant) -> Result<bool, Violation> {
+    fn relieve_packet(&mut self, now: Instant, core: &mut Guard<'_>) -> Result<bool, Violation> {
         let key = self.session;
-        let broker = self.broker.clone();
-        let mut core = broker.lock();
-        if core.has_room_for_answers(key) || !core.has_taken_output(key) {
+        let Some((Packet::Publish(publish), claim)) = self.packets.front() else {
             return Ok(false);
-        }
-        let front = self
-            .packets
-            .pop_front_if(|it| matches!(it.0, Packet::Publish(_)));
-        let Some((packet, mut claim)) = front else {
+        };
+        let bytes = publish_bytes(publish);
+        let relief = match core.relief(key, bytes) {
+            Relief::Wait => return Ok(false),
+            // The client's queue does not grow.
+            Relief::Refuse if *claim == Claim::Route && !core.returns(key, &publish.topic) => {
+                Relief::Handle
+            }
+            relief => relief,
+        };
+        let Some((packet, mut claim)) = self.packets.pop_front() else {
             return Ok(false);
         };
         self.check_again(&packet, &mut claim);
-        if let Packet::Publish(publish) = &packet
-            && !core.has_room_for_own(key, packet_bytes(&packet))
-            && (claim == Claim::Take || claim == Claim::Route && core.returns(key, &publish.topic))
-        {
+        if relief == Relief::Refuse && !matches!(claim, Claim::Refuse(..)) {
             claim = Claim::Refuse(NO_ROOM.0, NO_ROOM.1);
         }
         core.checkpoint();
         core.work_done(work::PACKET);
-        self.handle_packet(packet, claim, now, &mut core)?;
+        self.handle_packet(packet, claim, now, core)?;
+        // A request that has begun is still kept.
+        if self.requests.is_empty() {
+            self.held_bytes = self.held_bytes.saturating_sub(bytes);
+        }
         Ok(true)
     }
 
-    /// Hands over the first request that has begun, or refuses it.
-    fn relieve_request(&mut self) -> bool {
-        let key = self.session;
-        let bytes = self.requests.first().map_or(0, request_bytes);
-        let has_room = {
-            let core = self.broker.lock();
-            if core.has_room_for_answers(key) || !core.has_taken_output(key) {
-                return false;
-            }
-            core.has_room_for_own(key, bytes)
-        };
-        let rest = self.requests.split_off(1);
-        let is_relieved = match has_room {
-            true => self.hand_over(),
-            false => {
-                let tokens = self.requests.drain(..).filter_map(|it| it.token);
-                self.broker.batch(|batch| {
-                    tokens.for_each(|it| batch.acknowledge(it, NO_ROOM.0, Some(NO_ROOM.1)));
-                });
+    /// Hands over requests that have begun, or refuses the first.
+    fn relieve_requests(&mut self) -> bool {
+        let bytes = |requests: &[_]| requests.iter().map(request_bytes).sum::<usize>();
+        let before = bytes(&self.requests);
+        let first = self.requests.first().map_or(0, request_bytes);
+        let broker = self.broker.clone();
+        let mut core = broker.lock();
+        let is_relieved = match core.relief(self.session, first) {
+            Relief::Wait => false,
+            Relief::Handle => core.unlocked(|| self.hand_over()),
+            Relief::Refuse => {
+                let token = self.requests.remove(0).token;
+                core.refuse_begun(self.session, token, NO_ROOM.0, NO_ROOM.1);
                 true
             }
         };
-        self.requests.extend(rest);
+        let handled = before - bytes(&self.requests);
+        self.held_bytes = self.held_bytes.saturating_sub(handled);
         is_relieved
     }
 }
