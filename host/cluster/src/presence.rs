@@ -304,13 +304,15 @@ impl Presence {
 struct Seen {
     /// The record that it wrote last.
     written: Option<Bytes>,
-    /// The last other process that replaced it.
-    other: Option<Id>,
+    /// The last record of another process that replaced it.
+    other: Option<Bytes>,
 }
 
 impl Seen {
     /// Reads the record. Returns the one that this host must write again. Two processes with one
-    /// name must not replace the record of each other without end, so each does so once.
+    /// name must not replace the record of each other without end, so each does so once for each
+    /// record. Once for each process is too few: a process that is about to write another record
+    /// does not notice that its first one was replaced, and would never warn.
     async fn lost(&mut self, host: &Host, key: &[u8]) -> Option<Bytes> {
         let written = self.written.as_ref()?;
         // The calls of the member change a server that does not answer. If this one did too, it
@@ -328,10 +330,11 @@ impl Seen {
             let process = MemberInfo::decode(&found).ok()?.process;
             let options = &host.options;
             let is_own = process == options.process || Some(process) == options.predecessor;
-            if !is_own && self.other.replace(process) == Some(process) {
+            if !is_own && self.other.as_ref() == Some(&found) {
                 return None;
             }
             if !is_own {
+                self.other = Some(found);
                 let name = &options.host;
                 tracing::warn!(
                     "another process uses the name {name} of this host: give each host of the cluster a name of its own"

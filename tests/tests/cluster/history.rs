@@ -294,8 +294,9 @@ fn damaged_history_is_set_aside_and_can_be_salvaged() {
     fs::write(&segment, bytes).unwrap();
 
     cluster[0].restart();
+    cluster[0].wait_for_log("is damaged, so it starts over");
+    // The new history is complete, and the damaged one stays.
     cluster[0].wait_for_log("damaged-history --salvage FILE");
-    // A new history begins, and the damaged one stays.
     wait_for_changes(&cluster[0], "late", 1);
     check_doctor(&cluster[0]);
     let aside = directory.join("damaged-history");

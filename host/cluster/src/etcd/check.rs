@@ -15,7 +15,6 @@ use super::version::{Verdict, check_version, judge};
 use super::{Etcd, TXN, operation, read_member};
 use crate::check::{Finding, Severity};
 use crate::engine::{EngineError, Status};
-use crate::limits;
 
 /// What to do about a version with faults.
 const UPDATE: &str = "use etcd 3.5.30 or later";
@@ -24,8 +23,8 @@ impl Etcd {
     /// Checks every endpoint that answers: its version, whether it is etcd, and whether it belongs
     /// to the same etcd cluster as the others. Returns the state of the last one. Fails if an
     /// endpoint must not be used, or none serves this client. One that does not answer, refuses its
-    /// requests or is lost during the check is no error as long as another one serves it. The
-    /// following calls then go to one that does.
+    /// requests or is lost during the check is no error as long as another one serves it. It is not
+    /// compared with the others. The following calls then go to one that serves this client.
     pub async fn check(&self) -> Result<Status, CheckError> {
         let mut answer = Err(CheckError::NoAnswer("there is none".to_owned()));
         let (mut clusters, mut serving, mut others) = (Vec::new(), Vec::new(), Vec::new());
@@ -64,11 +63,11 @@ impl Etcd {
     }
 
     /// Checks all endpoints at the same time, and returns what it found in their order. Those that
-    /// do not answer within [`limits::PROBE_TIMEOUT`] after another one are skipped: a server whose
+    /// do not answer within [`Server::answer_limit`] after another one are skipped: a server whose
     /// process is frozen answers nothing until the connection is given up. Without an answer of
     /// another one, an endpoint has the time that a login takes.
     async fn check_servers(&self) -> Vec<Result<(u64, Status), CheckError>> {
-        let limit = limits::PROBE_TIMEOUT;
+        let limit = self.server().answer_limit();
         let late = || Err(CheckError::NoAnswer(format!("no answer within {limit:?}")));
         let mut found: Vec<_> = self.endpoints.iter().map(|_| late()).collect();
         let mut checks = JoinSet::new();
@@ -236,7 +235,7 @@ async fn probe(server: &Server) -> Result<(), CheckError> {
 /// Examines one endpoint. Also returns the id of its etcd cluster, if it answers.
 async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
     let subject = format!("etcd at {url}");
-    let limit = limits::PROBE_TIMEOUT;
+    let limit = server.answer_limit();
     let late = || format!("no answer within {limit:?}");
     let warning = |measured: String, advice: &str| Finding {
         severity: Severity::Warning,

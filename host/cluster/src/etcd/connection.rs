@@ -52,6 +52,15 @@ impl Server {
         self.session = Some(Session::new(login));
     }
 
+    /// How long it has for an answer if other servers answer. A server that computes the hash of a
+    /// password must not be taken for one that does not answer.
+    pub(super) fn answer_limit(&self) -> Duration {
+        match self.session {
+            Some(_) => limits::LOGIN_TIMEOUT,
+            None => limits::PROBE_TIMEOUT,
+        }
+    }
+
     /// Logs in again before the next request.
     pub(super) fn expire_login(&self) {
         if let Some(session) = &self.session {

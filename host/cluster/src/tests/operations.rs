@@ -8,11 +8,13 @@ use tokio::time::{Instant, sleep};
 
 use super::cluster::{Host, clock, simulate, world};
 use super::operators::count_writes;
+use crate::access::always;
 use crate::codec::Malformed;
+use crate::keys::Keys;
 use crate::simulated::World;
 use crate::{
-    After, LOG_FORMAT, LeaderLog, Stop, Upgraded, check_successor, limits, members, remove_member,
-    upgrade,
+    After, Id, LOG_FORMAT, LeaderLog, MemberInfo, Stop, Upgraded, check_successor, limits, members,
+    remove_member, upgrade,
 };
 
 const SEEDS: u64 = 40;
@@ -153,6 +155,30 @@ fn hosts_of_one_name_do_not_write_records_without_end() {
         let before = counts[0].load(Ordering::Relaxed);
         sleep(Duration::from_secs(3600)).await;
         assert_eq!(counts[0].load(Ordering::Relaxed), before);
+    });
+}
+
+/// In an earlier version a host ignored the second record. If the other process had written both
+/// before it read the first one, it did not notice this host.
+#[test]
+fn each_record_of_another_process_is_replaced_once() {
+    simulate(async {
+        let (world, _hosts) = start(1).await;
+        let engine = world.engine(0);
+        let key = Keys::new("c").member("b");
+        sleep(Duration::from_secs(1)).await;
+        let own = engine.get(&key).await.unwrap().value.unwrap();
+        let mut other = MemberInfo::decode(&own).unwrap();
+        other.process = Id([9; 16]);
+        for (epoch, is_replaced) in [(1, true), (1, false), (2, true), (2, false)] {
+            other.epoch = epoch;
+            let record = other.encode().into();
+            let put = always(key.clone(), vec![(key.clone(), record)], Vec::new());
+            engine.transact(&put).await.unwrap();
+            sleep(2 * limits::PRESENCE_PACE).await;
+            let found = engine.get(&key).await.unwrap().value.unwrap();
+            assert_eq!(found == own, is_replaced, "epoch {epoch}");
+        }
     });
 }
 

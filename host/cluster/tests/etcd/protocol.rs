@@ -1,16 +1,17 @@
 //! Each call of the engine.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use statehouse_cluster::etcd::{Etcd, Tls};
+use statehouse_cluster::etcd::{Etcd, Login, Tls};
 use statehouse_cluster::{
-    Condition, Engine, EngineError, KeyRange, Outcome, Revision, Transaction,
+    Condition, Engine, EngineError, KeyRange, Outcome, Revision, Transaction, limits,
 };
-use tokio::io::AsyncReadExt;
-use tokio::net::TcpListener;
-use tokio::time::timeout;
+use tokio::io::{AsyncReadExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
 
 use crate::nodes::{Nodes, connect, own_address};
 
@@ -132,6 +133,38 @@ async fn check_passes_over_a_server_that_never_answers() {
         "the check waited for the end of a connection"
     );
     etcd.get(b"k").await.unwrap();
+}
+
+/// A small machine computes the hash of a password for seconds. In an earlier version such a server
+/// was skipped, also one of another etcd cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn check_waits_for_a_slow_login() {
+    let [nodes, others] = [(); 2].map(|()| Nodes::start(1));
+    for nodes in [&nodes, &others] {
+        drop(connect(nodes, None).await);
+    }
+    let slow = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", slow.local_addr().unwrap());
+    let server = others.urls()[0].trim_start_matches("http://").to_owned();
+    let passing = tokio::spawn(async move {
+        let (mut client, _) = slow.accept().await.unwrap();
+        sleep(limits::PROBE_TIMEOUT + Duration::from_secs(1)).await;
+        let mut server = TcpStream::connect(server).await.unwrap();
+        _ = copy_bidirectional(&mut client, &mut server).await;
+    });
+    let login = Login {
+        user: "root".to_owned(),
+        password: Arc::new(|| Ok("secret".to_owned())),
+    };
+    let etcd = Etcd::new(&[nodes.urls()[0].clone(), url], None).unwrap();
+    let error = etcd
+        .with_login(login)
+        .check()
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("different etcd clusters"), "{error}");
+    passing.abort();
 }
 
 #[tokio::test]

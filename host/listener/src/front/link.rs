@@ -175,6 +175,8 @@ pub(super) async fn keep(front: &Front) {
             () = async {
                 loop {
                     let (was_linked, error) = follow(front, &leader, &mut two_way).await;
+                    // The program of the leader may be a later one at the next attempt.
+                    two_way |= was_linked;
                     // One line for each link that broke, and not for each attempt after it.
                     if was_linked || !is_reported {
                         let Leader { name, address } = &leader;

@@ -2,11 +2,12 @@
 //!
 //! The mark of the data directory names the copy that tools read. A copy that starts over is made
 //! in another directory, and named when it is complete. The copy before is then removed. One that
-//! is damaged must never be removed at once, since it may be all that is left: it is moved to
+//! is damaged must never be removed at once, since it may be all that is left: it is then moved to
 //! [`DAMAGED`], until the next one is.
 
 use std::fs;
 use std::io::ErrorKind;
+use std::mem;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub(super) struct CopyDirectory {
     directory: PathBuf,
     mark: ClusterMark,
     options: Options,
+    /// Whether the copy that the mark names is damaged.
+    is_damaged: bool,
     /// The copy that is being written, and its number.
     number: u64,
     copy: Option<Copy>,
@@ -182,6 +185,7 @@ impl CopyDirectory {
             directory: directory.to_owned(),
             mark,
             options,
+            is_damaged: false,
             number: named.unwrap_or(0),
             copy: None,
             position,
@@ -197,7 +201,8 @@ impl CopyDirectory {
         remove(&ClusterMark::copy_path(&self.directory, copy.number))
     }
 
-    /// Opens the copy that the mark names, if it can be continued. One that is damaged is set aside.
+    /// Opens the copy that the mark names, if it can be continued. Tools go on reading one that is
+    /// damaged until another one is named.
     pub(super) fn resume(&mut self) -> Result<Option<Resumed>, CopyError> {
         let Some(point) = copied(&self.mark) else {
             return Ok(None);
@@ -222,7 +227,7 @@ impl CopyDirectory {
                     ..
                 } = damage;
                 let why = format!("{file} is damaged at byte {offset}: {reason}");
-                self.set_aside(&path, &why)?;
+                self.start_over(&why);
                 return Ok(None);
             }
             Err(error) if error.is_of_later_version() => {
@@ -231,14 +236,13 @@ impl CopyDirectory {
             Err(error) => return Err(failed(error)),
         };
         if opened.position < point.position {
-            drop(log);
             let (end, expected) = (opened.position, point.position);
             let why = format!("it ends with record {end}, and had record {expected}");
-            self.set_aside(&path, &why)?;
+            self.start_over(&why);
             return Ok(None);
         }
         tail.end = opened.position;
-        tail.expected = Some(std::mem::take(&mut tail.hasher).finalize());
+        tail.expected = Some(mem::take(&mut tail.hasher).finalize());
         let tail = (tail.end > tail.from).then_some(tail);
         self.copy = Some(Copy::new(log, tail, false));
         Ok(Some(Resumed {
@@ -248,9 +252,23 @@ impl CopyDirectory {
         }))
     }
 
-    /// Moves the copy at this path out of the way of a new one, so that it can still be salvaged.
-    /// Replaces the one that was set aside before.
-    fn set_aside(&self, path: &Path, why: &str) -> Result<(), CopyError> {
+    /// The copy that the mark names is damaged, and is set aside when another one is complete.
+    fn start_over(&mut self, why: &str) {
+        self.is_damaged = true;
+        let place = self.directory.join(DAMAGED);
+        tracing::warn!(
+            "the history of this host is damaged, so it starts over: {why}. When the new history is complete, the damaged one is moved to {}",
+            place.display()
+        );
+    }
+
+    /// Moves the copy at this path, so that it can still be salvaged. Replaces the one that was set
+    /// aside before.
+    fn set_aside(&self, path: &Path) -> Result<(), CopyError> {
+        // An operator may have removed it.
+        if !path.exists() {
+            return Ok(());
+        }
         let place = self.directory.join(DAMAGED);
         remove(&place)?;
         fs::rename(path, &place).map_err(io(path))?;
@@ -258,7 +276,7 @@ impl CopyDirectory {
         _ = symlink("../policies", place.join("policies"));
         let place = place.display();
         tracing::warn!(
-            "the history of this host is damaged, so it starts over: {why}. What was there is in {place}, until the next damage. Save what can be read of it with `statehouse doctor {place} --salvage FILE`, then remove that directory"
+            "the damaged history of this host is in {place}, until the next damage. Save what can be read of it with `statehouse doctor {place} --salvage FILE`, then remove that directory"
         );
         Ok(())
     }
@@ -285,11 +303,16 @@ impl CopyDirectory {
             chain: HEXLOWER.encode(&point.chain.0),
             record: point.position.0,
         });
-        self.write_mark()?;
-        match before.filter(|it| it.number != self.number) {
-            Some(before) => remove(&ClusterMark::copy_path(&self.directory, before.number)),
-            None => Ok(()),
+        let Some(before) = before.filter(|it| it.number != self.number) else {
+            return self.write_mark();
+        };
+        let path = ClusterMark::copy_path(&self.directory, before.number);
+        if mem::take(&mut self.is_damaged) {
+            // Before the mark is written: a start removes copies that the mark does not name.
+            self.set_aside(&path)?;
         }
+        self.write_mark()?;
+        remove(&path)
     }
 
     fn write_mark(&self) -> Result<(), CopyError> {

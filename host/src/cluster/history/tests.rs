@@ -255,9 +255,18 @@ fn damaged_copy_starts_over_and_is_set_aside() {
     fs::write(&segment, &bytes).unwrap();
     let (mut store, resumed) = open(directory.path());
     assert_eq!(resumed, None);
-    assert!(!segment.exists() && !aside.join("earlier").exists());
     store.begin(LogPosition(10)).unwrap();
+    // Tools read what they can of the damaged one until the new one is complete. A restart finds
+    // the damage again.
+    drop(store);
+    let (mut store, resumed) = open(directory.path());
+    assert_eq!(resumed, None);
+    store.begin(LogPosition(10)).unwrap();
+    assert_eq!(copy_path(directory.path()).join(SEGMENT), segment);
+    assert!(segment.exists() && aside.join("earlier").exists());
     snapshot(&mut store, 10, 12);
+    assert!(!segment.exists() && !aside.join("earlier").exists());
+    assert_eq!(copies(directory.path()), 1);
     assert_eq!(read_copy(directory.path()), [11, 12]);
     drop(store);
     let (_, resumed) = open(directory.path());
@@ -277,6 +286,7 @@ fn copy_that_has_lost_records_is_set_aside() {
     let (mut store, resumed) = open(directory.path());
     assert_eq!(resumed, None);
     store.begin(LogPosition::NONE).unwrap();
+    assert_eq!(read_copy(directory.path()), (1..=10).collect::<Vec<_>>());
     store.flush(Some(point(0))).unwrap();
     let aside = directory.path().join("damaged-history");
     let disk = Directory::read_only(aside).unwrap();

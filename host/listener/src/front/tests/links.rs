@@ -144,6 +144,15 @@ async fn a_follower_sends_nothing_to_a_leader_of_an_earlier_version() {
         assert!(sent.is_err(), "{sent:?}");
     }
     assert_eq!(follower.suspicions(), before);
+    // After the link broke, the leader may have a later version.
+    drop(link);
+    let purpose = loop {
+        let (mut socket, _) = leader.accept().await.unwrap();
+        if let Ok(received) = receive(&mut socket, &key).await {
+            break received.request.purpose;
+        }
+    };
+    assert_eq!(purpose, Purpose::TwoWayLink);
 }
 
 #[tokio::test]
