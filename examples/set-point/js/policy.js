@@ -40,6 +40,15 @@ function count(client, now) {
   return before + 1;
 }
 
+/** What is thrown, as text. A BigInt or a cyclic value has no JSON. */
+function shown(thrown) {
+  try {
+    return JSON.stringify(thrown);
+  } catch {
+    return String(thrown);
+  }
+}
+
 export const admission = {
   describe: () => ({ name: "set-point-js", version: "1.0.0" }),
   admit(command) {
@@ -55,8 +64,8 @@ export const admission = {
       }
       // The host names this line as the cause of the failure.
       const place = /[\w.-]+\.js:\d+/.exec(error?.stack)?.[0] ?? "policy.js";
-      const bug = `${JSON.stringify(error)} is thrown, and is not { tag: "other", val: "text" }`;
-      log.write("error", `${place}: ${error instanceof Error ? error.message : bug}`);
+      const bug = (it) => `${shown(it)} is thrown, and is not { tag: "other", val: "text" }`;
+      log.write("error", `${place}: ${error instanceof Error ? error.message : bug(error)}`);
       throw error;
     }
   },

@@ -488,6 +488,23 @@ mod tests {
         assert_eq!(errors, [("refused: quota", 1)]);
     }
 
+    /// Regression: the removal waited for up to 24 hours if the server stopped answering.
+    #[test]
+    fn timeout_ends_a_fill_and_a_removal() {
+        for job in [Job::Fill, Job::Clean] {
+            let (mut it, begin) = conversation_of(job, None, 3);
+            it.send(begin);
+            it.check_timeouts(begin + 49 * MS);
+            assert!(!it.is_over(begin + 49 * MS));
+            it.check_timeouts(begin + 50 * MS);
+            assert!(it.is_over(begin + 50 * MS), "before the end of the window");
+            it.end(None, begin + 50 * MS);
+            let tally = it.tally.borrow();
+            let errors: Vec<_> = tally.errors.kinds().collect();
+            assert_eq!(errors, [("no answer within 50ms", 3)]);
+        }
+    }
+
     #[test]
     fn answer_without_a_request_is_an_error() {
         let (mut it, begin) = conversation(None, 1);

@@ -165,8 +165,8 @@ pub fn put_on<P: Protocol>(
     })
 }
 
-/// Like [`put_on`]. If `watch` breaks, no further request begins. The outcome is that of the
-/// requests until then.
+/// Like [`put_on`]. If `watch` breaks, no further request is due. An open loop still sends the
+/// requests that were due before. The outcome is that of the requests until then.
 pub fn put_on_until<P: Protocol>(
     plan: &Plan,
     client: impl Fn(Role, usize) -> P + Sync,

@@ -26,7 +26,7 @@ pub(super) struct Schedule {
     pub(super) begin: Instant,
     /// The begin of the measured window.
     pub(super) from: Instant,
-    /// The end of the window. No request begins later.
+    /// The end of the window. No request is due later.
     pub(super) until: Instant,
 }
 

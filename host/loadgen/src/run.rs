@@ -13,7 +13,9 @@ pub(super) struct Run {
     pub(super) schedule: Schedule,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) timeout: Duration,
-    /// Whether a single error ends the run: without all keys, a measurement is meaningless.
+    /// Whether a single error ends the run. Without all keys, a measurement is meaningless. A fill
+    /// or a removal lasts until its last key, so it would wait for a lost answer for up to
+    /// [`LOAD_DURATION_MAX`](crate::limits::LOAD_DURATION_MAX).
     strict: bool,
     aborted: AtomicBool,
     /// When the run was stopped before the end of its schedule.
@@ -41,7 +43,7 @@ impl Run {
             schedule,
             catalogue,
             timeout,
-            strict: job == Job::Fill,
+            strict: matches!(job, Job::Fill | Job::Clean),
             aborted: AtomicBool::new(false),
             stopped: OnceLock::new(),
             sets: (0..watched).map(|_| AtomicU64::new(0)).collect(),
@@ -82,13 +84,14 @@ impl Run {
         self.aborted.load(Ordering::Relaxed)
     }
 
-    /// Ends the run: from now on no request begins. Those in flight are waited for.
+    /// Ends the run: from now on no request is due. Those in flight are waited for, and in an open
+    /// loop, those that were due before are still sent.
     pub(super) fn stop(&self) {
         // Fails if the run is stopped already.
         let _ = self.stopped.set(Instant::now());
     }
 
-    /// The time from which on no request begins.
+    /// The time from which on no request is due.
     pub(super) fn until(&self) -> Instant {
         let until = self.schedule.until;
         self.stopped.get().map_or(until, |it| until.min(*it))

@@ -379,6 +379,7 @@ impl Replayer<'_> {
             delivery: remembered.delivery,
             context: &remembered.context,
             captured: remembered.captured.as_ref(),
+            by_candidate: self.other.is_some(),
         };
         let (state, replayed) = replay(&policy, fuel_max, state, &recorded);
         self.image.state = state;

@@ -261,16 +261,16 @@ fn is_bearer_token(token: &str) -> bool {
 }
 
 impl Running {
-    /// Stops the admin API and removes the file `admin`, so that commands report at once that no
-    /// store runs.
+    /// Removes the file `admin`, so that commands report at once that no store runs, and then stops
+    /// the admin API. In the other order, commands would find an address that nothing listens on.
     pub(super) fn stop(self) {
-        for task in self.tasks {
-            task.abort();
-        }
         if let Some(data) = self.published_in
             && let Err(error) = Endpoint::remove(&data)
         {
             tracing::warn!(%error, "the file `admin` cannot be removed");
+        }
+        for task in self.tasks {
+            task.abort();
         }
     }
 }

@@ -208,7 +208,7 @@ impl Opening<'_> {
         let policy = self.engine.load(&file)?;
         if let Err(error) = self.trust.check(&file) {
             let roles = assignment.roles(digest);
-            tracing::warn!(%policy, %digest, ?roles, "a policy of an earlier start keeps its roles, but gets no new one: {error}. Load and promote a signed file, or the built-in policy with `statehouse policy promote builtin`");
+            tracing::warn!(%policy, %digest, ?roles, "a policy of an earlier start keeps its roles, but gets no new one: {error}. The signed file is a policy of its own: load it, and promote it by its digest (or `statehouse policy load --promote`), or promote the built-in policy with `statehouse policy promote builtin`");
         }
         Ok(policy)
     }

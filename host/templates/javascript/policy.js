@@ -17,6 +17,15 @@ function admit({ name, key, value }) {
   }
 }
 
+/** What is thrown, as text. A BigInt or a cyclic value has no JSON. */
+function shown(thrown) {
+  try {
+    return JSON.stringify(thrown);
+  } catch {
+    return String(thrown);
+  }
+}
+
 export const admission = {
   describe: () => ({ name: "{{name}}", version: "1.0.0" }),
   admit(command) {
@@ -32,8 +41,8 @@ export const admission = {
       }
       // The host names this line as the cause of the failure.
       const place = /[\w.-]+\.js:\d+/.exec(error?.stack)?.[0] ?? "policy.js";
-      const bug = `${JSON.stringify(error)} is thrown, and is not { tag: "other", val: "text" }`;
-      log.write("error", `${place}: ${error instanceof Error ? error.message : bug}`);
+      const bug = (it) => `${shown(it)} is thrown, and is not { tag: "other", val: "text" }`;
+      log.write("error", `${place}: ${error instanceof Error ? error.message : bug(error)}`);
       throw error;
     }
   },

@@ -422,6 +422,25 @@ fn candidate_has_the_fuel_of_an_active_policy() {
     assert!(matches!(least, Reexecution::Failed(Failure::Fuel)));
 }
 
+/// Regression: a comparison accepted a command that fails after a promotion.
+#[test]
+fn candidate_with_an_undeclared_command_fails() {
+    let all = policies();
+    let mut core = core(shadowed(&all.faulty));
+    let (effects, answer) = ask(&mut core, "client", &["SET", "k", "beyond"]);
+    assert_eq!(answer, "+OK\r\n");
+    let observed = effects.sampled.expect("every request is compared");
+    let mut instance = Instance::new(all.faulty.clone());
+    let Reexecution::Failed(failure) = observed.execute_by_candidate(&mut instance, &[]) else {
+        panic!("it must fail");
+    };
+    let failure = failure.to_string();
+    assert!(failure.contains("it declares 3 commands"), "{failure}");
+    // An earlier version of the program accepted it, so a redelivery must be answered alike.
+    let again = observed.reexecute(&mut instance);
+    assert!(matches!(again, Reexecution::Ran(..)));
+}
+
 #[test]
 fn policy_with_hidden_state_is_detected() {
     let all = policies();

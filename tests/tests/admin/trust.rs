@@ -161,7 +161,12 @@ fn policy_of_a_removed_key_keeps_its_roles_and_gets_no_new_one() {
     server.restart_with(&[("trusted_keys", &*key("other.pub"))]);
     assert!(answers(&server, "tally"), "the store goes on");
     let warned = server.wait_for_log("keeps its roles");
-    for what in [OURS, "none of the keys", "policy sign"] {
+    for what in [
+        OURS,
+        "none of the keys",
+        "policy sign",
+        "a policy of its own",
+    ] {
         assert!(warned.contains(what), "{warned}");
     }
     policy(&server, &["promote", "builtin"]).code(0);
@@ -175,6 +180,7 @@ fn policy_of_a_removed_key_keeps_its_roles_and_gets_no_new_one() {
             .code(4)
             .says(OURS)
             .says("gets no new role")
+            .says("a policy of its own")
             .says("none of the keys");
     }
     assert_eq!(roles(&server, OURS), Some(vec!["previous".to_owned()]));

@@ -118,6 +118,16 @@ fn replay_of_a_candidate_uses_the_given_fuel_limit() {
     replay(&server, &["--policy", faulty, "--max-fuel", "40000000"], 0);
 }
 
+/// Regression: a replay accepted a command that fails after a promotion.
+#[test]
+fn replay_of_a_candidate_checks_its_commands() {
+    let server = Server::start();
+    server.store("client").set("key", "beyond");
+    let (differences, _) = replay(&server, &["--policy", policies::faulty()], 1);
+    let why = differences[0]["now"]["failure"].as_str().unwrap();
+    assert!(why.contains("it declares 3 commands"), "{why}");
+}
+
 #[test]
 fn replay_with_another_policy_prints_differences() {
     let server = Server::start();

@@ -171,10 +171,11 @@ fn new_javascript_rule_builds_and_names_its_crash() {
     let project = Project::new("js", "policy.js");
     let bug = (
         "if (name !==",
-        "if (text(key) === 'crash') undefined.there; if (text(key) === 'thrown') throw 'no'; if (text(key) === 'clock') Date.now(); if (name !==",
+        "if (text(key) === 'crash') undefined.there; if (text(key) === 'thrown') { const it = {}; it.it = it; throw it; } if (text(key) === 'clock') Date.now(); if (name !==",
     );
     let crash = "policy.js:14: cannot read property 'there' of undefined";
-    let thrown = "policy.js: \"no\" is thrown, and is not";
+    // A cyclic value, which has no JSON.
+    let thrown = "policy.js: [object Object] is thrown, and is not";
     project.check_with_crash(bug, [crash, thrown, "a likely cause is a clock"]);
 }
 

@@ -301,6 +301,23 @@ fn line_is_about_the_first_request_that_did_not_fail() {
     assert!(now.contains("> GET b\n< $5\\r\\npanic\\r\\n "), "{now}");
 }
 
+/// Regression: a later request without a line made room for a shift. The update moved the line of
+/// the second request to the first one, and the next line had no request.
+#[test]
+fn pipelined_requests_keep_their_lines_before_a_failure() {
+    let text = |first: &str| {
+        format!("> SET a fine\n> GET b\n< {first}\\r\\n\n< $-1\\r\\n\n> SET c panic\n")
+    };
+    let (_directory, path) = write(&text("+OLD"));
+    let faulty = policies::faulty();
+    for _ in 0..2 {
+        let ran = run(&["policy", "test", faulty, &path, "--update"], b"").code(1);
+        let printed = ran.text();
+        assert!(printed.contains("the policy failed at 1 line"), "{printed}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), text("+OK"));
+    }
+}
+
 #[test]
 fn policy_may_notify_on_its_own_topics() {
     let (_directory, path) = write("> KEYNOTIFY k\n< +OK\\r\\n\n> SET k fine\n");

@@ -219,24 +219,34 @@ impl<H: Host> Call<'_, H> {
     /// Checks version and command, which clients and metrics get as they are. A re-execution is
     /// exempt: an earlier version of the program may have answered with these.
     fn check(&mut self, outcome: &Outcome) -> Result<(), Failure> {
-        let declared = self.instance.policy.commands.len();
         let host = self.host();
+        if host.is_rerun() {
+            return Ok(());
+        }
         let version = outcome.version.as_ref().map(|it| clock::Stamp {
             wall: it.wall,
             counter: it.counter,
         });
-        let what = match (version, outcome.command) {
-            _ if host.is_rerun() => return Ok(()),
-            (Some(version), _) if !host.may_have_assigned(version) => format!(
+        if let Some(version) = version
+            && !host.may_have_assigned(version)
+        {
+            return Err(Failure::Malformed(format!(
                 "the version {}:{}, which the store cannot have assigned",
                 version.wall, version.counter
-            ),
-            (_, Some(command)) if usize::from(command) >= declared => {
-                format!("the command {command}, and it declares {declared} commands from 0 on")
-            }
-            _ => return Ok(()),
-        };
-        Err(Failure::Malformed(what))
+            )));
+        }
+        self.check_command(outcome.command)
+    }
+
+    /// Fails if the policy does not declare the command of an outcome.
+    pub fn check_command(&self, command: Option<u16>) -> Result<(), Failure> {
+        let declared = self.instance.policy.commands.len();
+        match command {
+            Some(command) if usize::from(command) >= declared => Err(Failure::Malformed(format!(
+                "the command {command}, and it declares {declared} commands from 0 on"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Calls the policy to render a change in a dialect. Spans of the notification refer to its

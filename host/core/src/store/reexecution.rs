@@ -177,6 +177,7 @@ impl SampledRequest {
             &request,
             recording,
             quota,
+            unrecorded == Unrecorded::Collect,
         );
         let (guessed, missing_reads) = (transaction.guessed(), transaction.missing_reads());
         match answer {

@@ -48,6 +48,8 @@ pub struct Recorded<'a> {
     pub context: &'a Context,
     /// The captured reads, or `None` if they were too large.
     pub captured: Option<&'a CapturedReads>,
+    /// Whether a candidate runs it, instead of the policy that handled it.
+    pub by_candidate: bool,
 }
 
 /// Limits that refuse nothing, because refusals are recorded. The original policy may have used as
@@ -110,6 +112,7 @@ pub fn replay(
         &request,
         recording,
         quota,
+        recorded.by_candidate,
     );
     let writes = match &answer {
         Ok(_) => transaction.staged().to_vec(),
@@ -157,10 +160,12 @@ pub(super) fn reexecute(
         &request,
         recording,
         NO_QUOTA,
+        false,
     )
 }
 
-/// Executes one request.
+/// Executes one request. A candidate must declare its command, as in a first execution. The
+/// original policy is exempt: an earlier version of the program did not check this.
 pub(super) fn run(
     instance: &mut Instance<Transaction>,
     state: Box<State>,
@@ -168,10 +173,16 @@ pub(super) fn run(
     request: &Request<'_>,
     recording: Recording,
     quota: Quota,
+    by_candidate: bool,
 ) -> (Result<Answer, Failure>, Box<Transaction>) {
     let transaction = Transaction::reexecute(state, quota, now_ms, request, recording);
     let mut call = instance.begin(transaction, request.payload.clone());
-    let answer = decide(&mut call, request, now_ms);
+    let answer = decide(&mut call, request, now_ms).and_then(|decided| {
+        if by_candidate {
+            call.check_command(decided.0.command)?;
+        }
+        Ok(decided)
+    });
     if let Err(failure) = &answer {
         call.discard(failure);
     }

@@ -129,7 +129,7 @@ pub enum ControlError {
     Publish(std::io::Error),
     /// The policy was loaded with other trusted keys.
     #[error(
-        "the policy {0} of an earlier start gets no new role until it is loaded again with a signature: {1}"
+        "the policy {0} of an earlier start gets no new role: {1}. The signed file is a policy of its own: load it, and promote it by its digest (or `load --promote`)"
     )]
     Unverified(String, String),
 }

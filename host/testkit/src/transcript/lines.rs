@@ -170,7 +170,9 @@ impl Run {
 }
 
 /// Of each line about an outcome: the number of later requests of its client, without the number of
-/// such lines from this one on. Requests before `quiet`, or before the connection ends, have their
+/// such lines from this one on, counted up to the line at which this difference is lowest. The
+/// lines up to there need as many open requests, which a sum over all steps would hide: a request
+/// that fails later has no line. Requests before `quiet`, or before the connection ends, have their
 /// lines before it.
 pub(super) fn balances(steps: &[(usize, Step)]) -> BTreeMap<usize, isize> {
     let mut balances = BTreeMap::new();
@@ -181,13 +183,16 @@ pub(super) fn balances(steps: &[(usize, Step)]) -> BTreeMap<usize, isize> {
                 of_clients.remove(name.as_str());
             }
             Step::Quiet => of_clients.clear(),
-            Step::Request { client, .. } => *of_clients.entry(client).or_default() += 1,
+            Step::Request { client, .. } => {
+                let balance = of_clients.entry(client).or_default();
+                *balance = (*balance).min(0) + 1;
+            }
             Step::Answer { client, .. }
             | Step::Refused { client, .. }
             | Step::Disconnected { client, .. }
             | Step::Dropped(client) => {
                 let balance = of_clients.entry(client).or_default();
-                *balance -= 1;
+                *balance = (*balance).min(0) - 1;
                 balances.insert(*at, *balance);
             }
             _ => {}

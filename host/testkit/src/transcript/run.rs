@@ -32,7 +32,7 @@ pub(super) struct Actor {
 impl Actor {
     /// Passes open requests that have no line, so that this line is compared with the outcome that
     /// it is about. `--update` writes no line for a failure, so a transcript may have fewer lines
-    /// than requests. `balance` is the number of later requests without the lines that are left.
+    /// than requests. `balance` is that of the line, by [`balances`](super::lines::balances).
     fn pass(&mut self, balance: isize, step: &Step) {
         while let Some((from, came, _)) = self.answers.front()
             && self.answers.len() > 1
