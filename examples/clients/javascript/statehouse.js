@@ -6,7 +6,10 @@
 //
 // MQTT.js resends a request after a reconnect with its packet id and its correlation data, so the
 // store recognizes the duplicate. If the broker lost the session, this client resends the requests
-// that the broker had acknowledged. A page needs an import map for "mqtt".
+// that the broker had acknowledged. Behind a foreign broker the store recognizes these too. A store
+// that is the broker recognizes duplicates within one session only, so the session outlives each
+// request. If it ends earlier, for example by an operator, that store executes a resent request
+// again. A page needs an import map for "mqtt".
 
 import mqtt from "mqtt";
 
@@ -29,7 +32,7 @@ const CLOCK_AHEAD_MS_MAX = 60_000;
 const COUNTER_MAX = 2 ** 31 - 2;
 /** The client id and a key in hexadecimal must fit a topic. */
 const CLIENT_ID_BYTES_MAX = 1024;
-/** How long the store keeps the session without a connection. */
+/** How long the store keeps the session without a connection, unless a request has more time. */
 const SESSION_EXPIRY_S = 60;
 /** The pause between two attempts to connect. */
 const RECONNECT_PAUSE_MS = 1000;
@@ -624,8 +627,9 @@ export class Store {
       if (this.#online) this.#end(new StoreError("denied", why));
     });
     for (const request of this.#pending.values()) {
-      // The broker lost the session and so the responses to requests that it acknowledged. The
-      // store recognizes a duplicate by its correlation data and its timestamp.
+      // The broker lost the session and so the responses to requests that it acknowledged. Behind a
+      // foreign broker the store recognizes a duplicate by its correlation data and its timestamp.
+      // A store that is the broker executes it again.
       const isLost = request.packetId === ACKNOWLEDGED && !sessionPresent;
       if (request.packetId === null || isLost) this.#send(request);
     }
@@ -742,6 +746,7 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
     const rule = "and no '+', '#' or control character";
     throw new TypeError(`a client id has 1 to ${CLIENT_ID_BYTES_MAX} bytes ${rule}`);
   }
+  const sessionExpiryInterval = Math.max(SESSION_EXPIRY_S, Math.ceil(timeoutMs / 1000));
   const client = mqtt.connect(url, {
     protocolVersion: 5,
     clientId,
@@ -755,7 +760,7 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
     reconnectOnConnackError: true,
     resubscribe: false,
     queueQoSZero: false,
-    properties: { sessionExpiryInterval: SESSION_EXPIRY_S, maximumPacketSize: PACKET_BYTES_MAX },
+    properties: { sessionExpiryInterval, maximumPacketSize: PACKET_BYTES_MAX },
   });
   const store = new Store(client, clientId, timeoutMs);
   /** @type {ReturnType<typeof setTimeout> | undefined} */

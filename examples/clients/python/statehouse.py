@@ -6,8 +6,12 @@
 
 paho resends a request after a reconnect with its packet id and its correlation data, so the store
 recognizes the duplicate. If the broker lost the session, this client resends the requests that the
-broker had acknowledged. Paho runs in a thread of its own, and no code here may call it while it
-holds `_mutex`: paho calls back with locks of its own.
+broker had acknowledged. Behind a foreign broker the store recognizes these too. A store that is the
+broker recognizes duplicates within one session only, so the session outlives each request. If it
+ends earlier, for example by an operator, that store executes a resent request again.
+
+Paho runs in a thread of its own, and no code here may call it while it holds `_mutex`: paho calls
+back with locks of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ COUNTER_MAX = (1 << 31) - 2
 CLIENT_ID_BYTES_MAX = 1024
 """The client id and a key in hexadecimal must fit a topic."""
 SESSION_EXPIRY_S = 60
-"""How long the store keeps the session without a connection."""
+"""How long the store keeps the session without a connection, unless a request has more time."""
 RECONNECT_PAUSE_MAX_S = 2
 """The longest pause between two attempts to connect."""
 LOCK_RETRY_MIN_S = 0.1
@@ -629,7 +633,7 @@ class Store:
         client.max_queued_messages_set(UNACKNOWLEDGED_MAX)
         client.reconnect_delay_set(1, RECONNECT_PAUSE_MAX_S)
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval = SESSION_EXPIRY_S
+        properties.SessionExpiryInterval = max(SESSION_EXPIRY_S, math.ceil(self.timeout))
         properties.MaximumPacketSize = PACKET_BYTES_MAX
         try:
             # Mosquitto 2.0 does not save a session whose last connection began with Clean Start.
@@ -690,8 +694,9 @@ class Store:
         self._register(keys, connection)
 
     def _resend(self) -> None:
-        """The broker lost the session and so the responses to requests that it acknowledged. The
-        store recognizes a duplicate by its correlation data and its timestamp."""
+        """The broker lost the session and so the responses to requests that it acknowledged. Behind
+        a foreign broker the store recognizes a duplicate by its correlation data and its timestamp.
+        A store that is the broker executes it again."""
         with self._mutex:
             pending = list(self._pending.values())
         for request in (it for it in pending if it.acknowledged and not it.done.done()):

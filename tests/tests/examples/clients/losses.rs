@@ -215,6 +215,24 @@ fn resent_request_gets_the_response_of_its_first_delivery() {
     }
 }
 
+/// A store that is the broker recognizes a duplicate within one session only.
+#[test]
+fn session_outlives_the_longest_request() {
+    for language in LANGUAGES {
+        let server = Server::start();
+        let proxy = Proxy::start(server.address());
+        let url = format!("mqtt://{}", proxy.address());
+        let mut store = Driver::start(language);
+        store.ask(json!({"do": "connect", "url": url, "timeout_ms": 119_500}));
+        let seen = proxy.seen();
+        let connect = seen.iter().find(|it| it.packet.kind() == kind::CONNECT);
+        // The property Session Expiry Interval, in seconds.
+        let expiry: [u8; 5] = [0x11, 0, 0, 0, 120];
+        let bytes = connect.unwrap().packet.bytes();
+        assert!(bytes.windows(5).any(|it| it == expiry), "{language:?}");
+    }
+}
+
 /// A request whose caller gave up while it waited behind others must not take effect on the same
 /// connection. Mosquitto takes a message expiry of 0 for none.
 #[test]
