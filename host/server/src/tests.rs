@@ -139,7 +139,7 @@ fn requests_are_timed_by_command_and_outcome() {
     assert_eq!((slow.next, slow.threshold_us), (3, 0));
     let keys: Vec<_> = slow.requests.iter().map(|it| it.key.as_deref()).collect();
     let cut = format!("{}…", "k".repeat(limits::SLOW_KEY_BYTES_MAX));
-    assert_eq!(keys, [Some(&*cut), None, Some("\\n")]);
+    assert_eq!(keys, [Some(&*cut), None, Some("\n")]);
     for it in &slow.requests {
         assert_eq!(
             (&*it.client, it.policy.as_deref()),

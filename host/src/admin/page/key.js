@@ -191,8 +191,11 @@ export function keyView(page) {
     const expires = el("input", { type: "number", value: seconds, min: 1, step: 1, placeholder: "never", inputmode: "numeric" });
     const fence = el("input", { type: "text", value: base?.fencing_token ?? null, maxlength: 256, spellcheck: "false" });
     const guard = el("input", { type: "checkbox", checked: true });
-    // The key may have changed since.
-    const stop = () => ((isEditing = false), show(target));
+    // The key may have changed since. What was drawn before is not on the page any more.
+    const stop = () => {
+      [isEditing, drawn] = [false, null];
+      show(target);
+    };
     const form = el("form.editor", {}, area,
       el("div.fields", {}, field("Expires after, in seconds", expires), base?.fencing_token && field("Fencing token", fence, "Only a token as high as the last one may write."),
         base && el("label.tick", {}, guard, " Only if it still has this version")),
