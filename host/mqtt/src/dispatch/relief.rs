@@ -1,9 +1,9 @@
 //! Continues with waiting packets if their client cannot make room for them.
 //!
-//! A client may send its acknowledgements behind all PUBLISHes that its Receive Maximum allows: most
-//! write in one order. If more packets wait than are kept, nothing more is read, and the
-//! acknowledgements would never arrive. So the first packets are handled beyond the part of the
-//! client's queue that is meant for them, and refused when the whole queue is full.
+//! A client may send its acknowledgements behind all PUBLISHes that its Receive Maximum allows. If
+//! more packets wait than are kept, nothing more is read, and the acknowledgements would never
+//! arrive. So the first packets are handled beyond the part of the client's queue that is meant for
+//! them, and refused when three quarters of the queue are used.
 
 use std::time::Instant;
 
