@@ -157,8 +157,8 @@ impl<T: Message> Outlet<T> {
         self.client.is_some()
     }
 
-    /// Whether the connection is stable: see [`limits::STABLE_AFTER`]. Without a connection, this is
-    /// about the last one.
+    /// Whether the connection is stable: see [`limits::STABLE_AFTER`]. Without a connection, this
+    /// is about the last one.
     #[must_use]
     pub fn is_stable(&self) -> bool {
         self.stable_from.is_some_and(|from| from <= Instant::now())

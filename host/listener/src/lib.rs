@@ -131,8 +131,8 @@ impl Listeners {
     }
 
     /// The bound listeners, each with the acceptor of its protocol. Fails if the system refuses to
-    /// use a bound socket. All listeners share one limit of handshakes, because it bounds the memory
-    /// of all.
+    /// use a bound socket. All listeners share one limit of handshakes, because it bounds the
+    /// memory of all.
     pub(crate) fn entrances(
         self,
         audit: &Arc<Audit>,

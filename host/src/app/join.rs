@@ -275,8 +275,8 @@ pub(super) async fn too_old(
     }
 }
 
-/// The kinds of reasons for which a host has waited for etcd: no server answers, or the servers that
-/// answer refuse this host.
+/// The kinds of reasons for which a host has waited for etcd: no server answers, or the servers
+/// that answer refuse this host.
 #[derive(Default)]
 struct Waits {
     last: Option<Discriminant<CheckError>>,

@@ -61,8 +61,8 @@ pub struct Replica<R> {
     roles: R,
     image: Image,
     leading: Option<Leading>,
-    /// The last time that the store of a leadership has read, in ms. Its clock is behind the store's
-    /// lock, which a policy can hold for long.
+    /// The last time that the store of a leadership has read, in ms. Its clock is behind the
+    /// store's lock, which a policy can hold for long.
     store_ms: Option<Arc<AtomicU64>>,
     /// The last time in the log before the opening of a leadership of this host, which has the time
     /// of its own clock.

@@ -245,7 +245,8 @@ fn unknown_policy_name_is_refused_with_suggestions() {
         .says("standard@");
 }
 
-/// Regression: the URL was too long for the admin API, and the error said that it is another server.
+/// Regression: the URL was too long for the admin API, and the error said that it is another
+/// server.
 #[test]
 fn long_prefix_or_name_is_refused_with_its_limit() {
     let server = Server::start();

@@ -184,8 +184,8 @@ fn policy_of_a_removed_key_keeps_its_roles_and_gets_no_new_one() {
             .says("none of the keys");
     }
     assert_eq!(roles(&server, OURS), Some(vec!["previous".to_owned()]));
-    // A rollback protects the store. One that the new key signed is another policy, and the built-in
-    // one needs no signature.
+    // A rollback protects the store. One that the new key signed is another policy, and the
+    // built-in one needs no signature.
     policy(&server, &["rollback"]).code(0).prints(&[OURS]);
     policy(&server, &["promote", "builtin"]).code(0);
     policy(&server, &["load", "--promote", &files.foreign]).code(0);

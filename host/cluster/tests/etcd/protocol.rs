@@ -115,8 +115,9 @@ async fn unreachable_endpoint_is_not_applied() {
     assert!(etcd.check().await.is_err());
 }
 
-/// The system accepts connections for a process that is stopped, and acknowledges their bytes. In an
-/// earlier version, the check waited until that connection was given up, and so did the next call.
+/// The system accepts connections for a process that is stopped, and acknowledges their bytes. In
+/// an earlier version, the check waited until that connection was given up, and so did the next
+/// call.
 #[tokio::test(flavor = "multi_thread")]
 async fn check_passes_over_a_server_that_never_answers() {
     let nodes = Nodes::start(1);

@@ -66,9 +66,9 @@ pub const CLUSTER_HANDSHAKE_TURN: Duration = Duration::from_secs(2);
 pub const CLUSTER_UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(12);
 
 /// When the system probes an idle connection between two hosts, how often, and how many probes may
-/// stay unanswered: a machine that lost its power is detected within 12 seconds. All probes must fit
-/// [`CLUSTER_UNACKNOWLEDGED_MAX`], since Linux ends the connection after that time even if only one
-/// probe was lost.
+/// stay unanswered: a machine that lost its power is detected within 12 seconds. All probes must
+/// fit [`CLUSTER_UNACKNOWLEDGED_MAX`], since Linux ends the connection after that time even if only
+/// one probe was lost.
 pub const CLUSTER_KEEPALIVE: (Duration, Duration, u32) =
     (Duration::from_secs(4), Duration::from_secs(2), 3);
 

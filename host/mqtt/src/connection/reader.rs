@@ -47,13 +47,12 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
     let mut allocated = buffer.capacity();
     let mut pause = None;
     loop {
-        let last_packet = &mut silence.last_packet;
         let turns = turns(
             attached,
             buffer,
             dispatch,
             &mut brake,
-            last_packet,
+            &mut silence,
             credentials,
         );
         let paused = match turns.await {
@@ -83,7 +82,7 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
             read = stream.read_buf(buffer), if reads => match read {
                 Ok(0) | Err(_) => return Ended::ByPeer,
                 Ok(count) => {
-                    silence.received(count);
+                    silence.bytes += count;
                     ask = next_read_bytes(ask, count, attached.read_bytes_max);
                 }
             },
@@ -102,7 +101,7 @@ const READS_NOTHING: &str = "this client sends requests without reading their an
 /// Measures how long the client has sent no packet, and no large part of one.
 struct Silence<'a> {
     last_packet: Instant,
-    /// Received since the last sign of life, without packets.
+    /// Received since then.
     bytes: usize,
     /// The limit, if there is one.
     max: Option<Duration>,
@@ -111,12 +110,11 @@ struct Silence<'a> {
 }
 
 impl Silence<'_> {
-    /// Counts bytes, which may be a part of a packet.
-    fn received(&mut self, count: usize) {
-        self.bytes += count;
-        if self.bytes >= SIGN_OF_LIFE_BYTES {
+    /// Notes the end of a turn that began at `now`.
+    fn turned(&mut self, has_packets: bool, now: Instant) {
+        if has_packets || self.bytes >= SIGN_OF_LIFE_BYTES {
             self.bytes = 0;
-            self.last_packet = Instant::now();
+            self.last_packet = now;
         }
     }
 
@@ -143,7 +141,7 @@ async fn turns(
     buffer: &mut BytesMut,
     dispatch: &mut Dispatch,
     brake: &mut Brake,
-    last_packet: &mut Instant,
+    silence: &mut Silence<'_>,
     credentials: Option<&Credentials>,
 ) -> Result<bool, Ended> {
     let Attached { broker, output, .. } = attached;
@@ -169,9 +167,7 @@ async fn turns(
         let turn = dispatch.turn(buffer, now.into_std());
         brake.end();
         drop(permit);
-        if buffer.len() != before {
-            *last_packet = now;
-        }
+        silence.turned(buffer.len() != before, now);
         if let Some(batch) = batch
             && batch.waits()
         {

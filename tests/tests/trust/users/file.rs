@@ -128,8 +128,8 @@ fn user_command_maintains_the_users_file() {
     assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
 }
 
-/// Regression: by the rule with the keys `{principal.username}/*`, the user `press` could access the
-/// keys of `press/4`.
+/// Regression: by the rule with the keys `{principal.username}/*`, the user `press` could access
+/// the keys of `press/4`.
 #[test]
 fn new_user_with_a_slash_is_refused_and_an_old_one_stays() {
     let file = UsersFile::new(&[("press", "secret")]);
