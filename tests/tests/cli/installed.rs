@@ -41,6 +41,47 @@ fn assert_usable(mut serve: Command, name: &str) {
     }
 }
 
+/// The arguments that the compiler gets from `host/dist/rustc`.
+fn compiled_with(arguments: &str, pgo: &str) -> String {
+    let mut rustc = Command::new(dist("rustc"));
+    rustc.arg("echo").args(arguments.split(' ')).envs([
+        ("CARGO_PKG_NAME", "bytes"),
+        ("CARGO_PKG_VERSION", "1.0.0"),
+        ("CARGO_CRATE_NAME", "bytes"),
+        ("CARGO_BIN_NAME", ""),
+        ("STATEHOUSE_PGO", pgo),
+    ]);
+    let output = rustc.output().unwrap();
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .trim_end()
+        .to_owned()
+}
+
+#[test]
+fn only_the_request_path_is_compiled_with_the_counts() {
+    const OPTIMIZED: &str = "--crate-name bytes -C opt-level=3 -C codegen-units=1 -C metadata=01";
+    assert!(dist("request-path.profdata").is_file());
+    let used = compiled_with(OPTIMIZED, "");
+    for option in [
+        "-Cprofile-use=",
+        "/request-path.profdata ",
+        "metadata=bytes-1.0.0-bytes-",
+    ] {
+        assert!(used.contains(option), "{used}");
+    }
+    let counted = compiled_with(OPTIMIZED, "/counts");
+    assert!(counted.ends_with("-Cprofile-generate=/counts"), "{counted}");
+    assert_eq!(compiled_with(OPTIMIZED, "off"), OPTIMIZED);
+    for other in [
+        "--crate-name clap -C opt-level=1 -C metadata=01",
+        &format!("{OPTIMIZED} --test x"),
+        &format!("{OPTIMIZED} --target wasm32-unknown-unknown"),
+    ] {
+        assert_eq!(compiled_with(other, ""), other);
+    }
+}
+
 #[test]
 fn settings_of_the_installed_files_are_those_of_this_version() {
     let directory = tempfile::tempdir().unwrap();
