@@ -17,9 +17,9 @@ use crate::options::Options;
 use crate::request::{Answer, Registered};
 use crate::resp::{self, RespValue};
 use crate::scan::Scan;
-use crate::session::Session;
+use crate::session::{Registration, Session};
 use crate::version::Version;
-use crate::watch::{Watch, Watched};
+use crate::watch::{GapCause, Watch, Watched};
 
 /// A value and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -301,13 +301,7 @@ impl Client {
     /// See [`Error`].
     pub async fn watch(&self, key: impl AsRef<[u8]>) -> Result<Watch, Error> {
         let key = Bytes::copy_from_slice(key.as_ref());
-        let topic_bytes = self.session().names.notify_prefix.len() + 2 * key.len();
-        if topic_bytes > limits::TOPIC_BYTES_MAX {
-            return Err(Error::Invalid(
-                "the key is too long to be watched: it must fit a topic in hexadecimal".into(),
-            ));
-        }
-        self.begin_watch(Watched::Key(key)).await
+        self.watch_many([Watched::Key(key)], None).await
     }
 
     /// KEYNOTIFY with PREFIX: watches all keys that start with `prefix`; all keys of the store if
@@ -318,11 +312,17 @@ impl Client {
     /// See [`Error`].
     pub async fn watch_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Watch, Error> {
         let prefix = Bytes::copy_from_slice(prefix.as_ref());
-        self.begin_watch(Watched::Prefix(prefix)).await
+        self.watch_many([Watched::Prefix(prefix)], None).await
     }
 
     /// KEYNOTIFY with FROM: watches a key, and reports the changes after `version` first. No change
     /// is missing between these and the later ones. This is an extension of Statehouse.
+    ///
+    /// It returns before all of these changes have arrived: the store sends more of them when the
+    /// reader has taken those that are buffered. If the store forgets some before that, or if the
+    /// connection is lost meanwhile, the watch can report a gap. An earlier watch of this client
+    /// that began without a version may report older changes then, if it has reported none or is of
+    /// several keys.
     ///
     /// # Errors
     /// [`Error::Refused`] if the store does not know all changes after this version; see also
@@ -333,7 +333,7 @@ impl Client {
         version: &Version,
     ) -> Result<Watch, Error> {
         let key = Bytes::copy_from_slice(key.as_ref());
-        self.begin_watch_from(Watched::Key(key), version).await
+        self.watch_many([Watched::Key(key)], Some(version)).await
     }
 
     /// As [`watch_from`](Self::watch_from), of all keys that start with `prefix`.
@@ -346,39 +346,75 @@ impl Client {
         version: &Version,
     ) -> Result<Watch, Error> {
         let prefix = Bytes::copy_from_slice(prefix.as_ref());
-        self.begin_watch_from(Watched::Prefix(prefix), version)
+        self.watch_many([Watched::Prefix(prefix)], Some(version))
             .await
     }
 
-    async fn begin_watch_from(&self, watched: Watched, version: &Version) -> Result<Watch, Error> {
-        if let Some(why) = &self.session().state().notifications_refused {
-            return Err(Error::Rejected(why.clone()));
+    /// Watches several keys and prefixes as one [`Watch`]. It reports each change once, however
+    /// many of them cover the key. At a Statehouse store, it reports all changes in the order of
+    /// their versions, so the version of the last reported change is the one to continue `from`.
+    /// Without `from`, this is as [`watch`](Self::watch), else as [`watch_from`](Self::watch_from),
+    /// where an earlier watch may report older changes.
+    ///
+    /// ```no_run
+    /// # use statehouse_client::{Client, Error, Watched};
+    /// # async fn example(client: Client) -> Result<(), Error> {
+    /// let watched = [Watched::Key("mode".into()), Watched::Prefix("room/".into())];
+    /// let mut changes = client.watch_many(watched, None).await?;
+    /// println!("{:?}", changes.next().await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no key and no prefix, or if a key is too long; see also
+    /// [`watch_from`](Self::watch_from).
+    pub async fn watch_many(
+        &self,
+        watched: impl IntoIterator<Item = Watched>,
+        from: Option<&Version>,
+    ) -> Result<Watch, Error> {
+        let watched = Watched::without_covered(watched);
+        if watched.is_empty() {
+            return Err(Error::Invalid("there is no key to watch".into()));
         }
-        let inbox = Inbox::default();
-        inbox.resume_from(version.clone());
-        let watch = Watch::new(self.clone(), watched.clone(), inbox);
-        self.session()
-            .register_from(&watched, watch.inbox())
-            .await?;
-        Ok(watch)
+        let key_bytes_max = self.session().names.watched_key_bytes_max();
+        let is_too_long =
+            |it: &&Watched| matches!(it, Watched::Key(key) if key.len() > key_bytes_max);
+        if let Some(key) = watched.iter().find(is_too_long) {
+            return Err(Error::Invalid(format!(
+                "the key is too long: it has {} bytes, and a watched key has at most {key_bytes_max}",
+                key.bytes().len()
+            )));
+        }
+        self.begin_watch(watched, from).await
     }
 
-    async fn begin_watch(&self, watched: Watched) -> Result<Watch, Error> {
+    async fn begin_watch(
+        &self,
+        watched: Vec<Watched>,
+        from: Option<&Version>,
+    ) -> Result<Watch, Error> {
         if let Some(why) = &self.session().state().notifications_refused {
             return Err(Error::Rejected(why.clone()));
         }
-        // The inbox is added before the request is sent, so that no notification is missed.
-        let begin = watched.begin();
-        let watch = Watch::new(self.clone(), watched, Inbox::default());
-        let epoch = self.session().state().epoch();
-        let answer = self.session().request(begin, None, None).await?;
-        let Registered::Begun(version) = answer.registered()? else {
-            return Err(unexpected("KEYNOTIFY"));
-        };
-        // After a reconnect, the session registers the watch.
-        if self.session().state().epoch() == epoch {
-            watch.inbox().begun(version);
+        let requests = watched.len();
+        let inbox = Inbox::new(watched);
+        if let Some(version) = from {
+            inbox.resume_from(version.clone());
         }
+        // The inbox is added before a request is sent, so that no notification is missed.
+        let (watch, epoch) = Watch::new(self.clone(), inbox);
+        // The cause of a gap if the store forgets changes before the reader has room for them.
+        let cause = from.map(|_| GapCause::Overflow);
+        let mut registration =
+            Registration::new(self.session(), watch.inbox(), epoch, from.cloned(), cause);
+        for _ in 0..requests {
+            if registration.ask().await? {
+                return Ok(watch);
+            }
+        }
+        tokio::spawn(registration.run());
         Ok(watch)
     }
 

@@ -42,4 +42,4 @@ pub use options::{Login, Options, Tls};
 pub use resp::RespValue;
 pub use scan::Scan;
 pub use version::{Version, VersionError};
-pub use watch::{GapCause, Watch, WatchEvent};
+pub use watch::{GapCause, Watch, WatchEvent, Watched};

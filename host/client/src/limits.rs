@@ -14,11 +14,26 @@ pub(crate) const REQUESTS_MAX: usize = 256;
 /// requests, so that packet ids are not reused while an old request may still be unacknowledged.
 pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
 
-/// Events that a watch buffers for a slow reader before it reports a gap.
-pub(crate) const WATCH_EVENTS_MAX: usize = 1024;
-
-/// Bytes of values that a watch buffers for a slow reader before it reports a gap.
+/// Bytes of events that a watch buffers for a slow reader before it reports a gap.
 pub(crate) const WATCH_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes that a watch buffers while held changes are added. The rest is for new changes.
+pub(crate) const WATCH_HELD_BYTES_MAX: usize = WATCH_BYTES_MAX / 2;
+
+/// Bytes that a watch buffers at most when it asks for more missed changes. The next page, or one
+/// change of the largest packet, then fits [`WATCH_HELD_BYTES_MAX`].
+pub(crate) const WATCH_PAGE_ROOM_BYTES_MAX: usize = WATCH_BYTES_MAX / 4;
+
+/// Memory of a buffered event besides its key and value, rounded up.
+pub(crate) const WATCH_EVENT_OVERHEAD_BYTES: usize = 256;
+
+/// Times that a watch asks for missed changes again because the held ones did not fit. After that
+/// it reports a gap, so that a store with many changes cannot keep it from being registered.
+pub(crate) const WATCH_RESTARTS_MAX: usize = 16;
+
+/// Watches that are registered at the same time after a reconnect. More watches wait, so that
+/// thousands of them do not delay the requests of callers.
+pub(crate) const WATCH_REGISTRATIONS_MAX: usize = 8;
 
 /// Longest text of a fencing token in a request: that of an MQTT string (MQTT 5 section 1.5.4).
 pub(crate) const FENCE_TEXT_BYTES_MAX: usize = 65_535;

@@ -21,7 +21,8 @@ pub struct LockOptions {
     /// The value of the lock's key; default the client id. Clients with the same holder name share
     /// the lock, also two tasks of one client. The first one that releases it does so for all.
     pub holder: Option<Bytes>,
-    /// How long the lock is held without a renewal; default 10 s.
+    /// How long the lock is held without a renewal; default 10 s. A lock whose lease is not longer
+    /// than the time of a response is never acquired.
     pub lease: Duration,
     /// How long to wait while another client holds the lock; default for ever.
     pub wait: Option<Duration>,

@@ -25,8 +25,10 @@ use crate::limits;
 use crate::request::{Answer, Request, expiry_s};
 use crate::topics;
 use crate::version::Version;
-use crate::watch;
+use crate::watch::{self, GapCause};
 use crate::watches::Watches;
+
+pub(crate) use registrations::Registration;
 
 /// A client's session with the store. It survives the loss of connections.
 #[derive(Debug)]
@@ -43,6 +45,8 @@ pub(crate) struct Session {
     /// id.
     nonce: u64,
     permits: Semaphore,
+    /// Of watches that are registered after a reconnect.
+    registrations: Semaphore,
     state: Mutex<State>,
 }
 
@@ -52,6 +56,13 @@ pub(crate) struct Names {
     pub(crate) client_id: String,
     pub(crate) response_topic: String,
     pub(crate) notify_prefix: String,
+}
+
+impl Names {
+    /// Length of the longest key whose notifications fit a topic.
+    pub(crate) fn watched_key_bytes_max(&self) -> usize {
+        limits::TOPIC_BYTES_MAX.saturating_sub(self.notify_prefix.len()) / 2
+    }
 }
 
 #[derive(Debug)]
@@ -76,13 +87,6 @@ enum Connection {
     Closed(Error),
 }
 
-impl State {
-    /// The number of the connection.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.epoch
-    }
-}
-
 impl Session {
     pub(crate) fn new(
         client_id: String,
@@ -103,6 +107,7 @@ impl Session {
             stopping: Notify::new(),
             nonce: random(),
             permits: Semaphore::new(limits::REQUESTS_MAX),
+            registrations: Semaphore::new(limits::WATCH_REGISTRATIONS_MAX),
             state: Mutex::new(State {
                 connection: Connection::Down(Error::Transport("not connected yet".into())),
                 outlet: Outlet::default(),
@@ -345,15 +350,16 @@ impl Owner for Session {
         }
         state.epoch += 1;
         state.connection = Connection::Up;
-        // Before the first notification of this connection.
-        for inbox in state.watches.all_readers().filter(|_| state.epoch > 1) {
-            inbox.resume();
+        // Registrations end with their connection (section 8). This begins before the first
+        // notification of the new one. A later watch registers itself.
+        for inbox in state.watches.inboxes() {
+            let since = inbox.reconnected();
+            let cause = Some(GapCause::Reconnected);
+            let registration = Registration::new(self, &inbox, state.epoch, since, cause);
+            tokio::spawn(registration.run());
         }
         let (session, pause) = (Arc::downgrade(self), self.watch_refresh);
         tokio::spawn(Self::refresh_watches(session, state.epoch, pause));
-        if state.epoch > 1 && !state.watches.is_empty() {
-            tokio::spawn(Arc::clone(self).register_watches(state.epoch));
-        }
     }
 
     fn subscribed(&self, granted: &[SubscribeReasonCode]) -> Verdict {

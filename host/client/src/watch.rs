@@ -1,5 +1,6 @@
 //! Watches: typed events about the changes of one key, or of all keys with a prefix.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -32,8 +33,8 @@ pub enum WatchEvent {
     },
     /// Changes before this point may be missing. A GET returns the current value. After a
     /// reconnect, a Statehouse store sends the changes since the last one that arrived, so that
-    /// there is no gap while it knows them. A watch from [`Client::watch`] that has not reported a
-    /// change yet always reports a gap then.
+    /// there is no gap while it knows them. A watch of keys only, without a version, that has not
+    /// reported a change yet always reports a gap then.
     Gap(GapCause),
 }
 
@@ -44,23 +45,50 @@ pub enum GapCause {
     /// The connection was lost, and the store does not know what changed since. The watch is
     /// registered again.
     Reconnected,
-    /// The reader was too slow.
+    /// The reader was too slow, so that its buffer was full, or the store has forgotten the changes
+    /// that the reader still misses.
     Overflow,
 }
 
-/// What a watch covers.
+/// What a watch covers, for [`Client::watch_many`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Watched {
+#[non_exhaustive]
+pub enum Watched {
+    /// One key.
     Key(Bytes),
+    /// All keys that start with these bytes; all keys of the store if there are none. This is an
+    /// extension of Statehouse.
     Prefix(Bytes),
 }
 
 impl Watched {
     /// The key or prefix.
-    pub(crate) fn bytes(&self) -> &Bytes {
+    #[must_use]
+    pub fn bytes(&self) -> &Bytes {
         match self {
             Self::Key(bytes) | Self::Prefix(bytes) => bytes,
         }
+    }
+
+    /// These without the equal ones, and without those that another one covers.
+    pub(crate) fn without_covered(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
+        let mut all: Vec<Self> = all.into_iter().collect();
+        let is_prefix = |one: &&Self| matches!(one, Self::Prefix(_));
+        let prefixes = all.iter().filter(is_prefix).map(Self::bytes).cloned();
+        let mut prefixes: Vec<Bytes> = prefixes.collect();
+        prefixes.sort_unstable();
+        // In this order, a prefix is followed by those that it covers.
+        prefixes.dedup_by(|later, earlier| later.starts_with(earlier));
+        let mut seen = HashSet::new();
+        all.retain(|one| {
+            let bytes = one.bytes();
+            let up_to = prefixes.partition_point(|prefix| prefix <= bytes);
+            let covering = prefixes[..up_to].last();
+            let covering = covering.filter(|prefix| bytes.starts_with(prefix));
+            let is_covered = covering.is_some_and(|prefix| *one != Self::Prefix(prefix.clone()));
+            !is_covered && seen.insert(bytes.clone())
+        });
+        all
     }
 
     /// The request that registers the watch at the store.
@@ -92,34 +120,38 @@ impl Watched {
     }
 }
 
-/// The changes of one key, from [`Client::watch`], or of all keys with a prefix, from
-/// [`Client::watch_prefix`]. The watch ends when this is dropped.
+/// The changes of one key, from [`Client::watch`], of all keys with a prefix, from
+/// [`Client::watch_prefix`], or of several keys and prefixes, from [`Client::watch_many`]. The
+/// watch ends when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
     client: Client,
-    watched: Watched,
     inbox: Arc<Inbox>,
 }
 
 impl Watch {
-    /// Adds the watch to the session. It is not yet registered with the store.
-    pub(crate) fn new(client: Client, watched: Watched, inbox: Inbox) -> Self {
+    /// Adds the watch to the session. It is not yet registered with the store. The inbox has at
+    /// least one key or prefix. Also returns the number of the connection that must register it.
+    pub(crate) fn new(client: Client, inbox: Inbox) -> (Self, u64) {
         let inbox = Arc::new(inbox);
-        client.session().add_watch(&watched, Arc::clone(&inbox));
-        Self {
-            client,
-            watched,
-            inbox,
-        }
+        let epoch = client.session().add_watch(&inbox);
+        (Self { client, inbox }, epoch)
     }
 
-    /// The watched key or prefix.
+    /// The watched key or prefix, or the first one of several.
     #[must_use]
     pub fn key(&self) -> &[u8] {
-        self.watched.bytes()
+        let first = self.watched().first();
+        first.map_or(&[][..], |watched| &watched.bytes()[..])
     }
 
-    pub(crate) fn inbox(&self) -> &Inbox {
+    /// The watched keys and prefixes, without those that another one covers.
+    #[must_use]
+    pub fn watched(&self) -> &[Watched] {
+        self.inbox.watched()
+    }
+
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
     }
 
@@ -137,9 +169,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.client
-            .session()
-            .remove_watch(&self.watched, &self.inbox);
+        self.client.session().remove_watch(&self.inbox);
     }
 }
 
@@ -194,6 +224,24 @@ mod tests {
                 version: version()
             })
         );
+    }
+
+    #[test]
+    fn covered_keys_and_prefixes_are_left_out() {
+        let key = |key: &'static str| Watched::Key(key.into());
+        let prefix = |prefix: &'static str| Watched::Prefix(prefix.into());
+        let all = [
+            key("a"),
+            key("bb"),
+            prefix("bbb"),
+            key("a"),
+            prefix("b"),
+            key("bc"),
+            prefix("bd"),
+            prefix("a/"),
+        ];
+        let kept = Watched::without_covered(all);
+        assert_eq!(kept, [key("a"), prefix("b"), prefix("a/")]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The watches of a session: the readers of each key and prefix.
+//! The watches of a session: the readers of each key and prefix. One reader can have several of
+//! these.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -48,18 +49,22 @@ impl Watches {
         exact.chain(covering.map(|(_, readers)| readers)).flatten()
     }
 
-    /// All watches.
-    pub(crate) fn all(&self) -> Vec<Watched> {
-        let keys = self.keys.keys().cloned().map(Watched::Key);
-        let prefixes = self.prefixes.keys().cloned().map(Watched::Prefix);
-        keys.chain(prefixes).collect()
+    /// Whether this is a reader of its keys and prefixes.
+    pub(crate) fn has(&self, inbox: &Arc<Inbox>) -> bool {
+        let watched = inbox.watched().first();
+        watched.is_some_and(|it| self.readers(it).any(|other| Arc::ptr_eq(other, inbox)))
     }
 
+    /// All readers, once for each of their keys and prefixes.
     pub(crate) fn all_readers(&self) -> impl Iterator<Item = &Arc<Inbox>> {
         self.keys.values().chain(self.prefixes.values()).flatten()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.prefixes.is_empty()
+    /// All readers, each once.
+    pub(crate) fn inboxes(&self) -> Vec<Arc<Inbox>> {
+        let mut inboxes: Vec<_> = self.all_readers().cloned().collect();
+        inboxes.sort_unstable_by_key(Arc::as_ptr);
+        inboxes.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        inboxes
     }
 }

@@ -48,6 +48,9 @@ const RENEWALS_MAX: usize = 100_000;
 /// every request can be repeated; the session of a killed command takes a place until then.
 const INTERRUPTION_MAX: Duration = Duration::from_secs(60);
 
+/// Shortest lease. With a shorter one, most responses would arrive too late to hold the lock.
+const LEASE_MIN: Duration = Duration::from_millis(100);
+
 /// Longest pause between attempts to renew a lease.
 const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -60,7 +63,9 @@ const LEASE_CHECK_PAUSE: Duration = Duration::from_secs(1);
 /// Waits for the lock, renews its lease while the command runs, and releases it afterwards. The
 /// exit code is the command's (128 + the signal that killed it); 1 if --wait elapses first; 126 or
 /// 127 if the command cannot be run. If the lease is lost, the command gets SIGTERM, then SIGKILL
-/// after ten seconds, and the exit code is 3.
+/// after ten seconds, and the exit code is 3. If this program itself is killed with SIGKILL, its
+/// command keeps running, and the next holder starts when the lease ends. Only the fencing token
+/// then protects what both write.
 ///
 /// SIGHUP, SIGINT, SIGQUIT and SIGTERM are forwarded to the command. Without a controlling
 /// terminal, as in a service, signals reach its whole process group. On a terminal they reach only
@@ -81,8 +86,9 @@ pub(super) struct Args {
     /// The name of the lock: a key of the store
     name: OsString,
 
-    /// How long the lock stays held if this program, the machine or the network fails
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    /// How long the lock stays held if this program, the machine or the network fails: at least
+    /// 100ms, and several times as long as a response of the store takes
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_lease)]
     lease: Duration,
 
     /// How long to wait for the lock [default: without limit]
@@ -113,6 +119,17 @@ pub(super) struct Args {
 
     #[command(flatten)]
     place: Place,
+}
+
+fn parse_lease(text: &str) -> Result<Duration, String> {
+    match parse_duration(text) {
+        Ok(lease) if lease >= LEASE_MIN => Ok(lease),
+        Ok(_) => Err(format!(
+            "too short to be held: the shortest lease is {} ms",
+            LEASE_MIN.as_millis()
+        )),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {

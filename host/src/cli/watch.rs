@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
-use statehouse_client::{Client, Error, GapCause, Version, Watch, WatchEvent};
+use statehouse_client::{Client, Error, GapCause, Version, Watch, WatchEvent, Watched};
 use statehouse_protocol::pattern;
-use tokio::sync::mpsc;
 
+use super::entries::{self, Entry, IN_FLIGHT, Parts};
 use super::output::{Exit, Failure, emit_either, json_bytes, notice, printable};
 use super::remote::Remote;
 
@@ -23,14 +23,18 @@ const SPECIAL: &[u8] = b"*?[\\";
 /// How often to look whether the connection is lost.
 const CONNECTION_CHECK: Duration = Duration::from_secs(1);
 
-/// Capacity of the channel from the watches to the printer. It is small, since the client limits
-/// queued events by bytes.
-const EVENTS_MAX: usize = 16;
+/// Bytes of the changes that wait until the present values are printed. If more wait, the command
+/// drops them and prints a gap.
+const ARRIVED_BYTES_MAX: usize = 64 << 20;
+
+/// Memory of a waiting change besides its key and value, rounded up.
+const CHANGE_OVERHEAD_BYTES: usize = 256;
 
 /// Print changes of keys as they happen
 ///
-/// One line per change, separated by tabs: the event, the key, the version and, for a set, the
-/// value. --initial prints the present values before all changes, as the event `present`.
+/// One line per change, in the order of the changes, separated by tabs: the event, the key, the
+/// version and, for a set, the value. --initial prints the present values before all changes, as
+/// the event `present`; of the changes of a key meanwhile, only the last one is printed.
 /// Unprintable characters are escaped. A line `gap` means that changes may be missing before
 /// it, because the connection was lost for a while or the output was read too slowly. Of a prefix,
 /// only keys that this client may read are reported. Ends on Ctrl-C, after --count changes, or if
@@ -56,7 +60,8 @@ pub(super) struct Args {
     #[arg(long)]
     exact: bool,
 
-    /// First print the changes after this version, which an earlier watch has printed
+    /// First print the changes after this version: that of the last `set` or `deleted` which an
+    /// earlier watch of the same keys has printed
     #[arg(long, value_name = "VERSION", conflicts_with = "initial")]
     from: Option<Version>,
 
@@ -72,48 +77,33 @@ pub(super) struct Args {
     remote: Remote,
 }
 
-/// A key or a prefix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Watched {
-    Key(Vec<u8>),
-    Prefix(Vec<u8>),
+/// The meaning of an argument: `prefix*`, or a key.
+fn parse(argument: Vec<u8>) -> Result<Watched, Failure> {
+    let is_special = |byte: &u8| SPECIAL.contains(byte);
+    match argument.iter().position(is_special) {
+        None => Ok(Watched::Key(argument.into())),
+        Some(at) if argument[at..] == *b"*" => {
+            Ok(Watched::Prefix(Bytes::copy_from_slice(&argument[..at])))
+        }
+        Some(_) => Err(Failure::usage(format!(
+            "{} cannot be watched as a pattern: the only pattern is a prefix, with one * at the end; for a key with the characters * ? [ or \\ use --exact",
+            printable(&argument)
+        ))),
+    }
 }
 
-impl Watched {
-    /// The meaning of an argument: `prefix*`, or a key.
-    fn parse(argument: Vec<u8>) -> Result<Self, Failure> {
-        let is_special = |byte: &u8| SPECIAL.contains(byte);
-        match argument.iter().position(is_special) {
-            None => Ok(Self::Key(argument)),
-            Some(at) if argument[at..] == *b"*" => Ok(Self::Prefix(argument[..at].to_vec())),
-            Some(_) => Err(Failure::usage(format!(
-                "{} cannot be watched as a pattern: the only pattern is a prefix, with one * at the end; for a key with the characters * ? [ or \\ use --exact",
-                printable(&argument)
-            ))),
-        }
+/// A pattern that matches the watched keys.
+fn pattern_of(watched: &Watched) -> Vec<u8> {
+    let mut pattern = Vec::new();
+    pattern::escape(&mut pattern, watched.bytes());
+    if is_prefix(watched) {
+        pattern.push(b'*');
     }
+    pattern
+}
 
-    async fn begin(&self, client: &Client, from: Option<&Version>) -> Result<Watch, Error> {
-        match (self, from) {
-            (Self::Key(key), None) => client.watch(key).await,
-            (Self::Key(key), Some(from)) => client.watch_from(key, from).await,
-            (Self::Prefix(prefix), None) => client.watch_prefix(prefix).await,
-            (Self::Prefix(prefix), Some(from)) => client.watch_prefix_from(prefix, from).await,
-        }
-    }
-
-    /// A pattern that matches the keys.
-    fn pattern(&self) -> Vec<u8> {
-        let mut pattern = Vec::new();
-        match self {
-            Self::Key(key) => pattern::escape(&mut pattern, key),
-            Self::Prefix(prefix) => {
-                pattern::escape(&mut pattern, prefix);
-                pattern.push(b'*');
-            }
-        }
-        pattern
-    }
+fn is_prefix(watched: &Watched) -> bool {
+    matches!(watched, Watched::Prefix(_))
 }
 
 /// The versions of the present values that were printed. A change up to the version of its key is
@@ -150,11 +140,11 @@ impl Args {
     fn watched(&self) -> Result<Vec<Watched>, Failure> {
         let keys = self.keys.iter().map(|key| key.as_bytes().to_vec());
         let keys = keys.map(|key| match self.exact {
-            true => Ok(Watched::Key(key)),
-            false => Watched::parse(key),
+            true => Ok(Watched::Key(key.into())),
+            false => parse(key),
         });
         let prefixes = self.prefix.iter().map(|it| it.as_bytes().to_vec());
-        let prefixes = prefixes.map(|prefix| Ok(Watched::Prefix(prefix)));
+        let prefixes = prefixes.map(|prefix| Ok(Watched::Prefix(prefix.into())));
         keys.chain(prefixes).collect()
     }
 }
@@ -166,68 +156,209 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
 }
 
 async fn watch(client: &Client, args: &Args, all: &[Watched]) -> Result<Exit, Failure> {
-    let (events, mut changes) = mpsc::channel(EVENTS_MAX);
-    let mut present = Vec::new();
-    for (at, watched) in all.iter().enumerate() {
-        let mut watch = watched.begin(client, args.from.as_ref()).await?;
-        let events = events.clone();
-        tokio::spawn(async move {
-            // Ends when the printer drops the receiver.
-            while (events.send((at, watch.next().await)).await).is_ok() {}
-        });
-        present.push(Present::default());
+    let watched = all.iter().cloned();
+    let watch = client.watch_many(watched, args.from.as_ref()).await?;
+    notice(&watching(watch.watched()));
+    tokio::select! {
+        biased;
+        _ = tokio::signal::ctrl_c() => Ok(Exit::Done),
+        printed = print(client, args, watch) => printed,
+        failure = report_losses(client) => Err(failure),
     }
-    notice(&watching(all));
+}
+
+/// Prints the present values if they are asked for, and then the changes.
+async fn print(client: &Client, args: &Args, mut watch: Watch) -> Result<Exit, Failure> {
+    let mut printer = Printer {
+        all: watch.watched().to_vec(),
+        json: args.remote.json,
+        left: args.count,
+        present: Present::default(),
+    };
     if args.initial {
-        for (watched, present) in all.iter().zip(&mut present) {
-            if !print_present(args, client, watched, present).await? {
+        let mut arrived = Arrived::default();
+        let is_read = tokio::select! {
+            biased;
+            // Must be first: the watch buffers at most 16 MiB.
+            failure = arrived.collect(&mut watch) => return Err(failure),
+            printed = printer.present_values(client) => printed?,
+        };
+        if !is_read {
+            return Ok(Exit::Done);
+        }
+        for event in arrived.into_events() {
+            if !printer.event(&event)? {
                 return Ok(Exit::Done);
             }
         }
     }
+    while printer.event(&next(&mut watch).await?)? {}
+    Ok(Exit::Done)
+}
 
-    let interrupted = tokio::signal::ctrl_c();
-    tokio::pin!(interrupted);
-    let mut connection = tokio::time::interval(CONNECTION_CHECK);
-    let mut is_lost = false;
-    let mut left = args.count;
-    while left != Some(0) {
-        let (at, event) = tokio::select! {
-            biased;
-            _ = &mut interrupted => break,
-            change = changes.recv() => match change {
-                Some(change) => change,
-                None => break,
-            },
-            _ = connection.tick() => {
-                is_lost = report_loss(client, is_lost)?;
-                continue;
-            }
-        };
-        let event = match event {
-            Ok(event) => event,
+/// The next event of a watch. Reports notifications that cannot be read.
+async fn next(watch: &mut Watch) -> Result<WatchEvent, Failure> {
+    loop {
+        match watch.next().await {
             Err(Error::Protocol(why)) => {
                 notice(&format!("a notification cannot be read: {why}"));
-                continue;
             }
-            Err(error) => return Err(error.into()),
-        };
-        if present[at].includes(&event) {
-            continue;
-        }
-        let printed = emit_either(
-            args.remote.json,
-            || in_json(&all[at], &event),
-            || line(&all[at], &event),
-        )?;
-        if !printed {
-            break;
-        }
-        if !matches!(event, WatchEvent::Gap(_)) {
-            left = left.map(|left| left - 1);
+            event => return Ok(event?),
         }
     }
-    Ok(Exit::Done)
+}
+
+/// The changes that arrive while the present values are printed: the last one of each key.
+#[derive(Default)]
+struct Arrived {
+    changes: HashMap<Bytes, WatchEvent>,
+    /// Of these changes.
+    bytes: usize,
+    gap: Option<GapCause>,
+}
+
+impl Arrived {
+    /// Takes the events of a watch until it fails.
+    async fn collect(&mut self, watch: &mut Watch) -> Failure {
+        loop {
+            match next(watch).await {
+                Ok(event) => self.add(event),
+                Err(failure) => return failure,
+            }
+        }
+    }
+
+    fn add(&mut self, event: WatchEvent) {
+        let bytes = |key: &Bytes, event: &WatchEvent| match event {
+            WatchEvent::Set { value, .. } => CHANGE_OVERHEAD_BYTES + key.len() + value.len(),
+            _ => CHANGE_OVERHEAD_BYTES + key.len(),
+        };
+        let key = match &event {
+            WatchEvent::Set { key, .. } | WatchEvent::Deleted { key, .. } => key.clone(),
+            WatchEvent::Gap(cause) => {
+                self.gap = Some(*cause);
+                return;
+            }
+            // A later version of the client may have other events.
+            _ => return,
+        };
+        self.bytes += bytes(&key, &event);
+        if let Some(earlier) = self.changes.insert(key.clone(), event) {
+            self.bytes -= bytes(&key, &earlier);
+        }
+        if self.bytes > ARRIVED_BYTES_MAX {
+            *self = Self {
+                gap: Some(GapCause::Overflow),
+                ..Self::default()
+            };
+        }
+    }
+
+    /// The changes in the order of their versions. A gap follows them, since changes before it may
+    /// be missing anywhere.
+    fn into_events(self) -> Vec<WatchEvent> {
+        let mut events: Vec<WatchEvent> = self.changes.into_values().collect();
+        events.sort_by(|one, other| version_of(one).cmp(&version_of(other)));
+        events.extend(self.gap.map(WatchEvent::Gap));
+        events
+    }
+}
+
+/// The version of a change.
+fn version_of(event: &WatchEvent) -> Option<&Version> {
+    match event {
+        WatchEvent::Set { version, .. } | WatchEvent::Deleted { version, .. } => Some(version),
+        _ => None,
+    }
+}
+
+/// Prints values and events. Its functions return false if nothing more is to be printed.
+struct Printer {
+    /// None of these covers another one.
+    all: Vec<Watched>,
+    json: bool,
+    /// How many changes may still be printed.
+    left: Option<u64>,
+    present: Present,
+}
+
+impl Printer {
+    async fn present_values(&mut self, client: &Client) -> Result<bool, Failure> {
+        for pattern in self.all.iter().map(pattern_of).collect::<Vec<_>>() {
+            let mut scan = client.scan(pattern);
+            while let Some(keys) = scan.next_page().await? {
+                for keys in keys.chunks(IN_FLIGHT) {
+                    for entry in entries::read(client, keys, Parts::Value).await? {
+                        if !self.present_value(entry)? {
+                            return Ok(false);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn present_value(&mut self, entry: Entry) -> Result<bool, Failure> {
+        let Entry { key, value, .. } = entry;
+        let Some(value) = value else {
+            return Ok(true);
+        };
+        let version = &value.version;
+        let printed = emit_either(
+            self.json,
+            || {
+                json!({
+                    "event": "present",
+                    "key": json_bytes(&key),
+                    "value": json_bytes(&value.bytes),
+                    "version": version.to_string(),
+                })
+            },
+            || {
+                let (key, value) = (printable(&key), printable(&value.bytes));
+                format!("present\t{key}\t{version}\t{value}\n")
+            },
+        )?;
+        self.present.note(key, value.version);
+        Ok(printed)
+    }
+
+    fn event(&mut self, event: &WatchEvent) -> Result<bool, Failure> {
+        if let WatchEvent::Gap(cause) = event {
+            return self.gap(cause_name(*cause));
+        }
+        if self.present.includes(event) {
+            return Ok(true);
+        }
+        let printed = emit_either(self.json, || in_json(event), || line(event))?;
+        self.left = self.left.map(|left| left - 1);
+        Ok(printed && self.left != Some(0))
+    }
+
+    /// A gap concerns all keys and prefixes.
+    fn gap(&self, cause: &str) -> Result<bool, Failure> {
+        for watched in &self.all {
+            let in_json = || gap_in_json(watched, cause);
+            if !emit_either(self.json, in_json, || gap_line(watched, cause))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Reports lost connections, until the store refuses another one.
+async fn report_losses(client: &Client) -> Failure {
+    let mut check = tokio::time::interval(CONNECTION_CHECK);
+    let mut is_lost = false;
+    loop {
+        check.tick().await;
+        match report_loss(client, is_lost) {
+            Ok(lost) => is_lost = lost,
+            Err(failure) => return failure,
+        }
+    }
 }
 
 /// Says once that the connection is lost. Fails if the store refuses another one.
@@ -243,48 +374,8 @@ fn report_loss(client: &Client, was_lost: bool) -> Result<bool, Failure> {
     Ok(is_lost)
 }
 
-/// Prints the present values of a watch. Returns false if nothing reads the output any more.
-async fn print_present(
-    args: &Args,
-    client: &Client,
-    watched: &Watched,
-    present: &mut Present,
-) -> Result<bool, Failure> {
-    let mut scan = client.scan(watched.pattern());
-    while let Some(keys) = scan.next_page().await? {
-        for key in keys {
-            // It may have been deleted since.
-            let Some(value) = client.get(&key).await? else {
-                continue;
-            };
-            let version = &value.version;
-            let printed = emit_either(
-                args.remote.json,
-                || {
-                    json!({
-                        "event": "present",
-                        "key": json_bytes(&key),
-                        "value": json_bytes(&value.bytes),
-                        "version": version.to_string(),
-                    })
-                },
-                || {
-                    let (key, value) = (printable(&key), printable(&value.bytes));
-                    format!("present\t{key}\t{version}\t{value}\n")
-                },
-            )?;
-            if !printed {
-                return Ok(false);
-            }
-            present.note(key, value.version);
-        }
-    }
-    Ok(true)
-}
-
 fn watching(all: &[Watched]) -> String {
-    let prefixes = all.iter().filter(|it| matches!(it, Watched::Prefix(_)));
-    let prefixes = prefixes.count();
+    let prefixes = all.iter().filter(|it| is_prefix(it)).count();
     let counted = |count: usize, one: &str, more: &str| match count {
         0 => None,
         1 => Some(format!("1 {one}")),
@@ -298,11 +389,17 @@ fn watching(all: &[Watched]) -> String {
     format!("watching {}; Ctrl-C ends it", counts.join(" and "))
 }
 
-fn line(watched: &Watched, event: &WatchEvent) -> String {
-    let watched = match watched {
-        Watched::Key(key) => printable(key),
-        Watched::Prefix(prefix) => format!("{}*", printable(prefix)),
-    };
+fn gap_line(watched: &Watched, cause: &str) -> String {
+    let star = if is_prefix(watched) { "*" } else { "" };
+    format!("gap\t{}{star}\t{cause}\n", printable(watched.bytes()))
+}
+
+fn gap_in_json(watched: &Watched, cause: &str) -> Json {
+    let kind = if is_prefix(watched) { "prefix" } else { "key" };
+    json!({ "event": "gap", kind: json_bytes(watched.bytes()), "cause": cause })
+}
+
+fn line(event: &WatchEvent) -> String {
     match event {
         WatchEvent::Set {
             key,
@@ -314,17 +411,12 @@ fn line(watched: &Watched, event: &WatchEvent) -> String {
         WatchEvent::Deleted { key, version } => {
             format!("deleted\t{}\t{version}\n", printable(key))
         }
-        WatchEvent::Gap(cause) => format!("gap\t{watched}\t{}\n", cause_name(*cause)),
         // A later version of the client may have other events.
-        _ => format!("unknown\t{watched}\n"),
+        _ => "unknown\n".to_owned(),
     }
 }
 
-fn in_json(watched: &Watched, event: &WatchEvent) -> Json {
-    let (kind, of) = match watched {
-        Watched::Key(key) => ("key", json_bytes(key)),
-        Watched::Prefix(prefix) => ("prefix", json_bytes(prefix)),
-    };
+fn in_json(event: &WatchEvent) -> Json {
     match event {
         WatchEvent::Set {
             key,
@@ -341,12 +433,7 @@ fn in_json(watched: &Watched, event: &WatchEvent) -> Json {
             "key": json_bytes(key),
             "version": version.to_string(),
         }),
-        WatchEvent::Gap(cause) => json!({
-            "event": "gap",
-            kind: of,
-            "cause": cause_name(*cause),
-        }),
-        _ => json!({ "event": "unknown", kind: of }),
+        _ => json!({ "event": "unknown" }),
     }
 }
 
@@ -365,36 +452,39 @@ mod tests {
     #[test]
     fn an_event_is_one_line() {
         let version: Version = "7:1:StateStore".parse().unwrap();
-        let key = Watched::Key(b"k".to_vec());
         let set = |key: &'static str| WatchEvent::Set {
             key: key.into(),
             value: "a\nb\t".into(),
             version: version.clone(),
         };
         assert_eq!(
-            line(&key, &set("k\n")),
+            line(&set("k\n")),
             "set\tk\\n\t000000000000007:00001:StateStore\ta\\nb\\t\n"
         );
         assert_eq!(
-            in_json(&key, &set("k")).to_string(),
+            in_json(&set("k")).to_string(),
             r#"{"event":"set","key":"k","value":"a\nb\t","version":"000000000000007:00001:StateStore"}"#
         );
-        let gap = WatchEvent::Gap(GapCause::Overflow);
-        assert_eq!(line(&key, &gap), "gap\tk\toverflow\n");
-        let prefix = Watched::Prefix(b"plant/".to_vec());
-        assert_eq!(line(&prefix, &gap), "gap\tplant/*\toverflow\n");
+    }
+
+    #[test]
+    fn gap_names_what_is_watched() {
+        let key = Watched::Key("k".into());
+        assert_eq!(gap_line(&key, "overflow"), "gap\tk\toverflow\n");
+        let prefix = Watched::Prefix("plant/".into());
+        assert_eq!(gap_line(&prefix, "overflow"), "gap\tplant/*\toverflow\n");
         assert_eq!(
-            in_json(&prefix, &gap).to_string(),
+            gap_in_json(&prefix, "overflow").to_string(),
             r#"{"cause":"overflow","event":"gap","prefix":"plant/"}"#
         );
     }
 
     #[test]
     fn star_at_the_end_makes_a_prefix() {
-        let parse = |argument: &str| Watched::parse(argument.as_bytes().to_vec()).ok();
-        assert_eq!(parse("plant/*"), Some(Watched::Prefix(b"plant/".to_vec())));
-        assert_eq!(parse("*"), Some(Watched::Prefix(Vec::new())));
-        assert_eq!(parse("plant"), Some(Watched::Key(b"plant".to_vec())));
+        let parse = |argument: &str| parse(argument.as_bytes().to_vec()).ok();
+        assert_eq!(parse("plant/*"), Some(Watched::Prefix("plant/".into())));
+        assert_eq!(parse("*"), Some(Watched::Prefix(Bytes::new())));
+        assert_eq!(parse("plant"), Some(Watched::Key("plant".into())));
         for refused in ["pl*nt", "plant/**", "plant?", "[a]", "plant\\*"] {
             assert_eq!(parse(refused), None, "{refused}");
         }
@@ -418,15 +508,41 @@ mod tests {
     }
 
     #[test]
+    fn last_change_of_each_key_waits_for_the_present_values() {
+        let set = |key: &'static str, counter: u32, bytes: usize| WatchEvent::Set {
+            key: key.into(),
+            value: vec![0; bytes].into(),
+            version: format!("1:{counter}:n").parse().unwrap(),
+        };
+        let half = ARRIVED_BYTES_MAX / 2;
+        let mut arrived = Arrived::default();
+        arrived.add(set("b", 1, half));
+        arrived.add(set("a", 2, 0));
+        let gap = WatchEvent::Gap(GapCause::Reconnected);
+        arrived.add(gap.clone());
+        arrived.add(set("b", 3, half));
+        assert_eq!(
+            arrived.into_events(),
+            [set("a", 2, 0), set("b", 3, half), gap]
+        );
+
+        let mut arrived = Arrived::default();
+        arrived.add(set("a", 1, half));
+        arrived.add(set("b", 2, half));
+        arrived.add(set("c", 3, 0));
+        let gap = WatchEvent::Gap(GapCause::Overflow);
+        assert_eq!(arrived.into_events(), [set("c", 3, 0), gap]);
+    }
+
+    #[test]
     fn pattern_of_a_watch_matches_its_keys_only() {
-        let prefix = Watched::Prefix(b"a*[".to_vec());
-        assert_eq!(prefix.pattern(), b"a\\*\\[*");
-        assert_eq!(Watched::Key(b"a?".to_vec()).pattern(), b"a\\?");
+        assert_eq!(pattern_of(&Watched::Prefix("a*[".into())), b"a\\*\\[*");
+        assert_eq!(pattern_of(&Watched::Key("a?".into())), b"a\\?");
     }
 
     #[test]
     fn keys_and_prefixes_are_counted() {
-        let (key, prefix) = (Watched::Key(Vec::new()), Watched::Prefix(Vec::new()));
+        let (key, prefix) = (Watched::Key(Bytes::new()), Watched::Prefix(Bytes::new()));
         let of = |all: &[&Watched]| watching(&all.iter().copied().cloned().collect::<Vec<_>>());
         assert_eq!(of(&[&key]), "watching 1 key; Ctrl-C ends it");
         assert_eq!(

@@ -295,6 +295,13 @@ fn answer_after_the_lease_does_not_acquire_the_lock() {
     finish(early, b"").code(0);
 }
 
+#[test]
+fn lease_too_short_to_be_held_is_refused() {
+    let server = Server::start();
+    let short = run(&server, &["lock", "--lease", "1ms"], "true");
+    short.code(2).says("the shortest lease is 100 ms");
+}
+
 /// The relay holds all answers to renewals, so the command must stop when the lease ends.
 #[test]
 fn renewals_without_answers_stop_the_command() {

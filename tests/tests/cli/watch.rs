@@ -2,24 +2,36 @@
 //! it is interrupted.
 
 use std::{
+    collections::HashSet,
+    net::SocketAddr,
     process::{Child, Stdio},
     time::Duration,
 };
 
-use statehouse_tests::{Lines, Server, Store, client::PATIENCE, command, server};
+use statehouse_tests::{
+    Fate, Lines, Proxy, Server, Store, Way, client::PATIENCE, command, packet::kind, proxy::Seen,
+    server, wait::until,
+};
 
 /// A running `statehouse watch`. It is killed at the end of the test.
 struct Watch {
     child: Child,
     lines: Lines,
     read: usize,
+    /// What it says when it watches.
+    notice: String,
 }
 
 impl Watch {
     /// Starts the command and waits until it watches.
     fn start(server: &Server, arguments: &[&str]) -> Watch {
-        let port = server.port().to_string();
-        let mut all = vec!["watch", "--port", &port];
+        Watch::start_at(server.address(), arguments)
+    }
+
+    /// As `start`, at the address of a relay.
+    fn start_at(address: SocketAddr, arguments: &[&str]) -> Watch {
+        let (host, port) = (address.ip().to_string(), address.port().to_string());
+        let mut all = vec!["watch", "--host", &host, "--port", &port];
         all.extend(arguments);
         let mut child = command(&all)
             .stdout(Stdio::piped())
@@ -27,13 +39,14 @@ impl Watch {
             .spawn()
             .unwrap();
         let notices = Lines::follow(child.stderr.take().unwrap());
-        let watch = Watch {
+        let mut watch = Watch {
             lines: Lines::follow(child.stdout.take().unwrap()),
             read: 0,
             child,
+            notice: String::new(),
         };
         let notice = notices.wait(PATIENCE, |line| line.contains("watching"));
-        assert!(notice.is_some(), "the command prints {:?}", notices.all());
+        watch.notice = notice.unwrap_or_else(|| panic!("the command prints {:?}", notices.all()));
         watch
     }
 
@@ -76,12 +89,9 @@ fn watch_prints_a_line_for_each_change() {
     let server = Server::start();
     let mut watch = Watch::start(&server, &["one", "two", "--count", "3"]);
     let versions = change(&mut server.store("writer"));
-    // Only changes of the same key have an order.
-    let mut lines: Vec<String> = (0..3).map(|_| watch.line()).collect();
-    lines.sort();
-    assert!(lines[0].starts_with("deleted\tone\t"), "{lines:?}");
-    assert_eq!(lines[1], format!("set\tone\t{}\ta\\tb", versions[0]));
-    assert_eq!(lines[2], format!("set\ttwo\t{}\t\\xff", versions[1]));
+    assert_eq!(watch.line(), format!("set\tone\t{}\ta\\tb", versions[0]));
+    assert_eq!(watch.line(), format!("set\ttwo\t{}\t\\xff", versions[1]));
+    assert!(watch.line().starts_with("deleted\tone\t"));
     assert_eq!(watch.end(), Some(0));
 }
 
@@ -150,6 +160,122 @@ fn pattern_that_is_no_prefix_is_refused() {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(error.contains("--exact"), "{error}");
     }
+}
+
+/// Otherwise a watch from the version of the last line would miss changes.
+#[test]
+fn changes_of_several_keys_are_printed_in_order() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let mut last = writer.set("other", "0").to_string();
+    let mut change = |number: usize| writer.set(["p/a", "p/b"][number % 2], number.to_string());
+    for number in 0..4 {
+        change(number);
+    }
+    for first in [0, 2] {
+        let from = ["p/a", "p/b", "--from", &last, "--count", "2"];
+        let mut watch = Watch::start(&server, &from);
+        for number in first..first + 2 {
+            let line = watch.line();
+            assert!(line.ends_with(&format!("\t{number}")), "{line}");
+            line.split('\t').nth(2).unwrap().clone_into(&mut last);
+        }
+        assert_eq!(watch.end(), Some(0));
+    }
+    let mut watch = Watch::start(&server, &["p/a", "p/*", "--count", "40"]);
+    for number in 0..40 {
+        change(number);
+    }
+    for number in 0..40 {
+        assert!(watch.line().ends_with(&format!("\t{number}")));
+    }
+    assert_eq!(watch.end(), Some(0));
+}
+
+#[test]
+fn change_that_two_arguments_cover_is_printed_once() {
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let old = writer.set("dd", "0");
+    let arguments = ["dd", "d*", "--initial", "--count", "2"];
+    let mut watch = Watch::start(&server, &arguments);
+    assert!(
+        watch.notice.contains("watching 1 prefix;"),
+        "{}",
+        watch.notice
+    );
+    assert_eq!(watch.line(), format!("present\tdd\t{old}\t0"));
+    for value in ["1", "2"] {
+        let version = writer.set("dd", value);
+        assert_eq!(watch.line(), format!("set\tdd\t{version}\t{value}"));
+    }
+    assert_eq!(watch.end(), Some(0));
+}
+
+/// The store sends no more than the command prints, so its buffer need not hold all of them.
+#[test]
+fn watch_from_a_version_prints_many_changes_without_a_gap() {
+    const CHANGES: usize = 1500;
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let from = writer.set("other", "0").to_string();
+    for number in 0..CHANGES {
+        writer.set("fz/k", number.to_string());
+    }
+    let count = CHANGES.to_string();
+    let arguments = ["fz/*", "--from", &from, "--count", &count];
+    let mut watch = Watch::start(&server, &arguments);
+    for number in 0..CHANGES {
+        let line = watch.line();
+        assert!(line.ends_with(&format!("\t{number}")), "{line}");
+    }
+    assert_eq!(watch.end(), Some(0));
+}
+
+/// The payload of a PUBLISH to the client of a relay.
+fn received(seen: &Seen) -> Option<Vec<u8>> {
+    let is_received = seen.way == Way::FromBroker && seen.packet.kind() == kind::PUBLISH;
+    is_received.then(|| seen.packet.publish().payload)
+}
+
+/// The relay holds the first keys of the SCAN until all changes have passed, which are more than
+/// the watch buffers.
+#[test]
+fn changes_while_initial_values_are_printed_are_not_lost() {
+    const KEYS: usize = 2000;
+    let server = Server::start();
+    let mut writer = server.store("writer");
+    let key = |number: usize| format!("in/{number}");
+    for number in 0..KEYS {
+        writer.set(key(number), "old");
+    }
+    let proxy = Proxy::start(server.address());
+    proxy.script(|seen| match received(seen) {
+        Some(keys) if keys.starts_with(b"*1\r\n*") || keys.starts_with(b"*2\r\n*") => Fate::Hold,
+        _ => Fate::Pass,
+    });
+    let arguments = ["in/*", "--initial", "--count", "1", "--timeout", "1m"];
+    let mut watch = Watch::start_at(proxy.address(), &arguments);
+    until("the command asks for the keys", || proxy.held() == 1);
+    for number in 0..KEYS {
+        writer.set(key(number), "new");
+    }
+    let is_change = |seen: &&Seen| received(seen).is_some_and(|it| it.starts_with(b"*4\r\n"));
+    let changes = || proxy.seen().iter().filter(is_change).count();
+    until("the changes pass the relay", || changes() >= KEYS);
+    proxy.pass();
+    proxy.release(|_| {});
+    let mut new = HashSet::new();
+    while new.len() < KEYS {
+        let line = watch.line();
+        let fields: Vec<&str> = line.split('\t').collect();
+        assert_eq!((fields[0], fields[3]), ("present", "new"), "{line}");
+        new.insert(fields[1].to_owned());
+    }
+    // No gap precedes it.
+    let last = writer.set(key(0), "last");
+    assert_eq!(watch.line(), format!("set\tin/0\t{last}\tlast"));
+    assert_eq!(watch.end(), Some(0));
 }
 
 #[test]
