@@ -37,6 +37,7 @@ struct Node {
     command: Command,
     child: Child,
     log: Lines,
+    /// Serves the requests of tests without TLS.
     clients: SocketAddr,
     peers: SocketAddr,
     /// Serves `/health` without TLS.
@@ -65,6 +66,11 @@ impl Etcd {
         let addresses =
             || -> Vec<SocketAddr> { (0..count).map(|_| server::own_address()).collect() };
         let (clients, peers, health) = (addresses(), addresses(), addresses());
+        // Tests have no certificate.
+        let asked = match scheme {
+            "http" => clients.clone(),
+            _ => addresses(),
+        };
         let members: Vec<String> = (peers.iter().enumerate())
             .map(|(index, peer)| format!("n{index}=http://{peer}"))
             .collect();
@@ -73,15 +79,19 @@ impl Etcd {
             .map(|it| format!("{scheme}://{it}"))
             .collect();
         let nodes = (0..count).map(|index| {
+            let mut listens = vec![urls[index].clone()];
+            if asked[index] != clients[index] {
+                listens.push(format!("http://{}", asked[index]));
+            }
             let mut command = Command::new("etcd");
             command
                 .args(["--name", &format!("n{index}"), "--data-dir"])
                 .arg(directory.path().join(index.to_string()))
-                .args(["--listen-client-urls", &urls[index]])
+                .args(["--listen-client-urls", &listens.join(",")])
                 .args(["--advertise-client-urls", &urls[index]])
                 .args(["--initial-cluster", &members.join(",")])
                 .args(arguments);
-            Node::start(command, clients[index], peers[index], health[index])
+            Node::start(command, asked[index], peers[index], health[index])
         });
         let etcd = Etcd {
             nodes: nodes.collect(),
@@ -259,6 +269,18 @@ impl Etcd {
         let command = &mut self.nodes[index].command;
         command.arg("--data-dir").arg(empty);
         command.args(["--initial-cluster-state", "existing"]);
+        self.restart(index);
+    }
+
+    /// Starts a killed node again with an empty directory, as an etcd cluster of its own. Does not
+    /// wait until it answers.
+    pub fn return_alone(&mut self, index: usize) {
+        let empty = self.directory.path().join(format!("{index}-alone"));
+        let node = &mut self.nodes[index];
+        let alone = format!("n{index}=http://{}", node.peers);
+        // etcd uses the last value of a flag.
+        node.command.arg("--data-dir").arg(empty);
+        node.command.args(["--initial-cluster", &alone]);
         self.restart(index);
     }
 

@@ -12,6 +12,9 @@ use statehouse_protocol::Histogram;
 use super::answer::{Answer, Refusal, json};
 use super::query::text;
 
+/// The answer of a host whose cluster has no leader.
+pub(crate) const NO_LEADER: &str = "the cluster has no leader";
+
 /// The figures of a host of a cluster.
 pub struct ClusterFigures {
     /// The number of the leadership that it knows.

@@ -40,7 +40,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// What a host needs to take part.
 pub(super) struct Joined {
-    pub(super) engine: Arc<dyn Engine>,
+    pub(super) engine: Arc<Etcd>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) options: Options,
     /// The id of the cluster.
@@ -68,9 +68,11 @@ pub(super) async fn join(
     let etcd = Arc::new(connect(&cluster.etcd).map_err(Failure::usage)?);
     let clock: Arc<dyn Clock> = Arc::new(MachineClock);
     let mut waits = Waits::default();
+    // Must be first: the first answer decides which etcd cluster this host uses, and it could be
+    // that of a foreign server.
+    check_etcd(&etcd, cluster, &mut waits).await?;
     let (id, secret) = read_identity(&etcd, &*clock, cluster, &mut waits).await?;
     let copied = mark(directory, id, &cluster.etcd.name).map_err(Failure::usage)?;
-    check_etcd(&etcd, cluster, &mut waits).await?;
     if let Some(point) = copied {
         let confirmed = confirm_copy(etcd.clone(), clock.clone(), options.clone(), id, point);
         match confirmed.await {
@@ -294,7 +296,7 @@ async fn check_etcd(
             Ok(_) => return Ok(()),
             Err(error @ CheckError::Unusable(_)) => return Err(Failure::usage(error)),
             Err(error @ (CheckError::NoAnswer(_) | CheckError::Refused(_))) => {
-                wait_for_etcd(cluster, &error, waits).await?;
+                wait_for_etcd(cluster, &error, waits).await;
             }
         }
     }
@@ -303,22 +305,17 @@ async fn check_etcd(
 /// Waits before the next attempt. Notifies the service manager of each change of the reason: etcd
 /// may be down for longer than a manager lets a start take. Prints a reason of each kind once,
 /// because servers that fail differently may give the reason in turn.
-async fn wait_for_etcd(
-    cluster: &ClusterConfig,
-    error: &CheckError,
-    waits: &mut Waits,
-) -> Result<(), Failure> {
+async fn wait_for_etcd(cluster: &ClusterConfig, error: &CheckError, waits: &mut Waits) {
     let reason = mem::discriminant(error);
     if waits.last.replace(reason) != Some(reason) {
         let urls = cluster.etcd.urls.join(", ");
         let line = format!("waiting for etcd at {urls}: {error}");
         service_manager::ready(&line);
         if waits.printed.insert(reason) {
-            print(&[line])?;
+            print(&[line]);
         }
     }
     tokio::time::sleep(limits::CLUSTER_START_RETRY).await;
-    Ok(())
 }
 
 /// Whether a failed call may succeed later: no server of etcd answered, or the only ones that did
@@ -350,7 +347,7 @@ async fn read_identity(
             }
             Err(error) => return Err(Failure::usage(error)),
         };
-        wait_for_etcd(cluster, &error, waits).await?;
+        wait_for_etcd(cluster, &error, waits).await;
     }
 }
 

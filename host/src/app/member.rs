@@ -61,6 +61,7 @@ impl Sockets {
     /// Binds the cluster port.
     pub(super) fn bind(
         transport: PreparedTransport,
+        config: &Config,
         cluster: &ClusterConfig,
     ) -> Result<Self, Failure> {
         let PreparedTransport::Listening(listeners) = transport else {
@@ -70,9 +71,12 @@ impl Sockets {
         };
         let address = cluster.listen;
         let port = TcpListener::bind(address).map_err(|error| {
-            Failure::Transport(format!(
+            let text = format!(
                 "cannot listen on {address} for the other hosts of the cluster: {error}. Name another address with --cluster-listen"
-            ))
+            );
+            let error = anyhow::Error::from(error).context(text);
+            // Without the causes, which the text contains.
+            Failure::Transport(check::cannot_bind(config, error).to_string())
         })?;
         Ok(Self { listeners, port })
     }
@@ -155,10 +159,10 @@ pub(super) async fn serve(
         links: shared.links.clone(),
     };
     let Sockets { listeners, port } = sockets;
-    print(&[format!("statehouse {}", env!("CARGO_PKG_VERSION"))])?;
+    print(&[format!("statehouse {}", env!("CARGO_PKG_VERSION"))]);
     let role = shared.role.subscribe();
     for opened in Front::open(listeners, port, role, audit, options)? {
-        print(&[opened.line])?;
+        print(&[opened.line]);
         tasks.push(tokio::spawn(opened.accepting));
     }
     tasks.push(tokio::spawn(announce(shared.role.subscribe())));
@@ -215,7 +219,7 @@ impl Keeper {
         let history = History {
             directory: storage.directory.clone(),
             options: history::options(storage),
-            engine: Arc::new(connect(&cluster.etcd)?),
+            engine: Arc::new(connect(&cluster.etcd)?.of_same_cluster(&joined.engine)),
             clock: joined.clock.clone(),
             member_options: joined.options.clone(),
             cluster: joined.cluster,
@@ -256,9 +260,7 @@ async fn announce(mut role: watch::Receiver<Role>) {
     let known = role.wait_for(|role| !matches!(role, Role::Waiting)).await;
     if known.is_ok() {
         drop(known);
-        if let Err(error) = print(&["ready".to_owned()]) {
-            tracing::warn!(%error, "cannot print that this host is ready");
-        }
+        print(&["ready".to_owned()]);
         service_manager::ready("clients can connect");
     }
 }

@@ -109,7 +109,7 @@ impl<R: Roles> Replica<R> {
         let agrees = (offset.off_leader_ms(wall_ms, now)).is_some_and(|it| it <= max_ms);
         if behind_ms > max_ms && !agrees {
             return Err(format!(
-                "its clock is {behind_ms} ms behind the log of the cluster: synchronize the clocks of all hosts, or start this one with --accept-clock"
+                "its clock is {behind_ms} ms behind the log of the cluster: synchronize the clocks of all hosts. If they are right, wait until they reach the time of the log, or start this host with --accept-clock"
             ));
         }
         match offset.ahead_ms(wall_ms, now) {

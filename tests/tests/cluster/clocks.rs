@@ -5,7 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Admin, Client, Cluster, Connect, Heard, Store, WallClock, histories::Play};
+use statehouse_tests::{
+    Admin, Client, Cluster, Connect, Heard, Store, WallClock,
+    command::{command, finish},
+    histories::Play,
+};
 
 use crate::{CLIENTS, SHORT_LEASE};
 
@@ -280,6 +284,27 @@ fn leader_that_was_ahead_for_a_moment_is_replaced() {
     }
     let lasted = began.elapsed();
     assert!(lasted > PX - Duration::from_secs(1), "it lasted {lasted:?}");
+}
+
+/// In an earlier version, a command with one address failed at once, with the advice to name all
+/// hosts.
+#[test]
+fn command_says_that_no_host_leads() {
+    let token = ("admin_token", "one token for all hosts");
+    let (mut cluster, clocks) = start(2, &[SHORT_LEASE, token]);
+    clocks[1].set(-HOUR_S);
+    cluster[1].kill();
+    cluster[0].stop();
+    cluster[1].start_again(&[]);
+    cluster[1].wait_for_log("this host may not lead: its clock is ");
+    let url = Admin::of(&cluster[1]).url();
+    let mut list = command(&["policy", "list", "--admin", &url]);
+    list.env("STATEHOUSE_ADMIN_TOKEN", token.1);
+    let ran = finish(list, b"")
+        .code(3)
+        .says("the cluster has no leader")
+        .says("statehouse cluster status");
+    assert!(!ran.stderr.contains("the address of each host"), "{ran:#?}");
 }
 
 /// No record shows the host how far its clock is ahead, but the link does. If it led, locks would

@@ -93,6 +93,36 @@ fn replaced_server_of_etcd_carries_the_store() {
     assert_eq!(value, Some(b"value".to_vec()));
 }
 
+/// A server of etcd returns with an empty directory as an etcd cluster of its own. In an earlier
+/// version hosts that asked it said that etcd lost committed data, and stopped.
+#[test]
+fn server_of_etcd_that_returns_as_another_cluster_is_ignored() {
+    let mut cluster = Cluster::with(2, 3, &[SHORT_LEASE]);
+    let leader = cluster.present_leader().host;
+    let mut waiting = begin(&cluster[leader], "waiting");
+    waiting.set("key", "before");
+    cluster.etcd.kill(2);
+    cluster.etcd.return_alone(2);
+    cluster.etcd.wait_until_ready();
+    // Without a majority, hosts ask each server in turn.
+    cluster.etcd.pause(1);
+    let request = waiting.command(&["SET", "another key", "during"]);
+    waiting.client.start(request.publish());
+    let said = cluster[leader].wait_for_log("belongs to another etcd cluster");
+    assert!(said.contains(&cluster.etcd.urls()[2]), "{said}");
+    cluster.etcd.resume(1);
+    for host in 0..2 {
+        let id = format!("store{host}");
+        let mut store = eventually("a host serves", || {
+            let client = Client::attempt(cluster[host].address(), &connect(&id))?;
+            Some(Store::new(client, &id))
+        });
+        store.set("key", "after");
+        assert_eq!(store.get("key"), Some(b"after".to_vec()));
+        assert!(cluster[host].runs(), "a host stopped");
+    }
+}
+
 /// A cluster on an etcd with a small quota, which the hosts know.
 fn small(hosts: usize) -> Cluster {
     small_on(1, hosts)

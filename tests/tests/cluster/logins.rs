@@ -136,11 +136,70 @@ fn hosts_log_in_at_an_etcd_that_takes_its_time() {
     assert_eq!(store.get("key"), Some(b"restarted etcd".to_vec()));
 }
 
+fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+/// An etcd that asks for certificates of this authority.
+fn asking_for_certificates(authority: &Authority) -> Etcd {
+    let server = authority.server("etcd");
+    let arguments = [
+        format!("--cert-file={}", text(&server.certificate)),
+        format!("--key-file={}", text(&server.key)),
+        format!("--trusted-ca-file={}", text(&authority.certificate)),
+        "--client-cert-auth".to_owned(),
+    ];
+    Etcd::start_with(1, "https", &arguments)
+}
+
+/// etcd takes the common name of the certificate as the user of a request without a login, and
+/// denies the request. In an earlier version hosts then logged in after a restart only.
+#[test]
+fn hosts_with_certificates_log_in_once_etcd_asks_for_it() {
+    let files = tempfile::tempdir().unwrap();
+    let authority = Authority::new(files.path(), "ca");
+    let host = authority.client(&ClientCertificate {
+        name: "host",
+        until: 2100,
+        serial: 1,
+    });
+    let password = files.path().join("password");
+    fs::write(&password, "first\n").unwrap();
+    let password = text(&password);
+    let ca = text(&authority.certificate);
+    let (certificate, key) = (text(&host.certificate), text(&host.key));
+    let settings = [
+        SHORT_LEASE,
+        ("cluster_ca", &*ca),
+        ("cluster_cert", &certificate),
+        ("cluster_key", &key),
+        ("cluster_user", "statehouse"),
+        ("cluster_password_file", &password),
+    ];
+    let mut cluster = Cluster::existing_on(asking_for_certificates(&authority), &settings);
+    let ask = |cluster: &Cluster, command: &str| {
+        let files = ["--cluster-cert", &certificate, "--cluster-key", &key];
+        cluster.ask(&[&[command, "--cluster-ca", &ca], &files[..]].concat())
+    };
+    ask(&cluster, "init").code(0);
+    cluster.add_hosts(2);
+    cluster.store(0, "no login").set("key", "before");
+    let epoch = cluster.present_leader().epoch;
+    cluster.etcd.enable_authentication("first");
+    let mut store = cluster.store(cluster.follower(), "login");
+    store.set("key", "after");
+    assert_eq!(store.get("key"), Some(b"after".to_vec()));
+    assert_eq!(cluster.present_leader().epoch, epoch, "a host took over");
+    ask(&cluster, "status")
+        .code(3)
+        .says("took the common name of --cluster-cert")
+        .says("set --cluster-user");
+}
+
 #[test]
 fn hosts_show_etcd_the_certificate_it_asks_for() {
     let files = tempfile::tempdir().unwrap();
     let authority = Authority::new(files.path(), "ca");
-    let server = authority.server("etcd");
     let client = |name, serial, authority: &Authority| {
         authority.client(&ClientCertificate {
             name,
@@ -150,18 +209,8 @@ fn hosts_show_etcd_the_certificate_it_asks_for() {
     };
     let host = client("host", 1, &authority);
     let stranger = client("stranger", 2, &Authority::new(files.path(), "other"));
-    let text = |path: &Path| path.to_str().unwrap().to_owned();
     let ca = text(&authority.certificate);
-    let etcd = Etcd::start_with(
-        1,
-        "https",
-        &[
-            format!("--cert-file={}", text(&server.certificate)),
-            format!("--key-file={}", text(&server.key)),
-            format!("--trusted-ca-file={ca}"),
-            "--client-cert-auth".to_owned(),
-        ],
-    );
+    let etcd = asking_for_certificates(&authority);
     let (certificate, key) = (text(&host.certificate), text(&host.key));
     let settings = [
         SHORT_LEASE,

@@ -26,7 +26,8 @@ use crate::cursor::{Accepted, Cursor, LogPoint};
 use crate::engine::{Engine, Paging};
 use crate::error::Stop;
 use crate::feed::Feed;
-use crate::head::{Head, Id};
+use crate::frame::Frame;
+use crate::head::{Head, Id, SnapshotInfo};
 use crate::host::{Host, RETRY};
 use crate::limits;
 use crate::member::Member;
@@ -171,7 +172,7 @@ impl<S: CopyStore> LogCopy<S> {
         let (seq, named) = (news.seq, news.named);
         self.work(move |work| work.frames(news.frames)).await?;
         self.catch_up(seq).await?;
-        self.work(move |work| work.begin_snapshot(named)).await?;
+        self.begin_snapshot(named).await?;
         self.copy_pieces(paging).await?;
         self.work(|work| {
             work.end_snapshot()?;
@@ -188,7 +189,36 @@ impl<S: CopyStore> LogCopy<S> {
     /// Begins with the newest snapshot, or with the first record.
     async fn begin(&self) -> Result<(), CopyError> {
         let head = self.head().await?;
-        self.work(move |work| work.begin(&head)).await
+        let begun_ms = match &head.snapshot {
+            Some(info) => self.begun_ms(info).await,
+            None => None,
+        };
+        let begun_ms = begun_ms.unwrap_or(head.now_ms);
+        self.work(move |work| work.begin(&head, begun_ms)).await
+    }
+
+    /// Begins to copy the newest snapshot, if the store does not have it.
+    async fn begin_snapshot(
+        &self,
+        named: Option<(SnapshotInfo, LogPosition)>,
+    ) -> Result<(), CopyError> {
+        let Some((info, complete)) = named.filter(|it| self.locked().wants(&it.0)) else {
+            return Ok(());
+        };
+        let begun_ms = self.begun_ms(&info).await;
+        self.work(move |work| {
+            let begun_ms = begun_ms.unwrap_or(work.cursor.now_ms);
+            work.begin_snapshot(info, complete, begun_ms)
+        })
+        .await
+    }
+
+    /// The store's time at which a snapshot begins: that of the first frame after its beginning, if
+    /// there is one. The head and the last frame can be much later: reads change the head too, and
+    /// the snapshot takes its time.
+    async fn begun_ms(&self, info: &SnapshotInfo) -> Option<u64> {
+        let frame = first_frame(&self.host, info.first_seq, &mut Paging::new()).await?;
+        Frame::decode(&frame).ok().map(|it| it.now_ms)
     }
 
     /// Reads the frames up to `seq` that are missing.

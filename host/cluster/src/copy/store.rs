@@ -19,8 +19,9 @@ pub trait CopyStore: Send + 'static {
     /// already may be passed again. Fails with [`Stop::CopyIsAhead`] if the store holds another
     /// record at a position.
     fn records(&mut self, first: LogPosition, records: &[&[u8]]) -> Result<(), CopyError>;
-    /// Begins a snapshot. Its blocks follow.
-    fn begin_snapshot(&mut self, snapshot: &SnapshotInfo) -> Result<(), CopyError>;
+    /// Begins a snapshot. Its blocks follow. `now_ms` is approximately the store's time at which
+    /// the snapshot begins, in milliseconds since 1970, or 0 if that is not known.
+    fn begin_snapshot(&mut self, snapshot: &SnapshotInfo, now_ms: u64) -> Result<(), CopyError>;
     /// Adds a block of the snapshot.
     fn block(&mut self, block: &[u8]) -> Result<(), CopyError>;
     /// Ends the snapshot. Its blocks contain effects of no record after `complete`, which the store

@@ -33,13 +33,16 @@ pub(super) struct Running {
 }
 
 impl<S: CopyStore> Work<S> {
-    pub(super) fn begin(&mut self, head: &Head) -> Result<(), CopyError> {
+    /// Begins a copy with the newest snapshot of this head, which began at `now_ms`.
+    pub(super) fn begin(&mut self, head: &Head, now_ms: u64) -> Result<(), CopyError> {
         self.cancel_snapshot();
         self.cursor = Cursor::after(head.snapshot.as_ref(), self.cluster);
         self.copied = LogPosition::NONE;
         self.store.begin(self.cursor.position)?;
         self.has_begun = true;
-        self.begin_snapshot(head.snapshot.map(|info| (info, head.position)))?;
+        if let Some(info) = head.snapshot {
+            self.begin_snapshot(info, head.position, now_ms)?;
+        }
         self.lacks_base = self.snapshot.is_some();
         Ok(())
     }
@@ -59,18 +62,23 @@ impl<S: CopyStore> Work<S> {
         Ok(self.cursor.seq)
     }
 
-    /// Begins to copy the newest snapshot, if the store does not have it.
-    pub(super) fn begin_snapshot(
-        &mut self,
-        named: Option<(SnapshotInfo, LogPosition)>,
-    ) -> Result<(), CopyError> {
-        let Some((info, complete)) = named else {
-            return Ok(());
-        };
+    /// Whether the store lacks this snapshot, and can begin to copy it.
+    pub(super) fn wants(&self, info: &SnapshotInfo) -> bool {
         let position = info.begins_after();
         let is_new = position > self.copied && position <= self.cursor.position;
-        if is_new && self.snapshot.is_none() {
-            self.store.begin_snapshot(&info)?;
+        is_new && self.snapshot.is_none()
+    }
+
+    /// Begins to copy the newest snapshot, if the store does not have it. The snapshot began at
+    /// `now_ms`, and contains no effect of a record after `complete`.
+    pub(super) fn begin_snapshot(
+        &mut self,
+        info: SnapshotInfo,
+        complete: LogPosition,
+        now_ms: u64,
+    ) -> Result<(), CopyError> {
+        if self.wants(&info) {
+            self.store.begin_snapshot(&info, now_ms)?;
             self.snapshot = Some(Running {
                 pieces: Pieces::new(info),
                 complete,

@@ -24,7 +24,9 @@ impl Etcd {
     /// to the same etcd cluster as the others. Returns the state of the last one. Fails if an
     /// endpoint must not be used, or none serves this client. One that does not answer, refuses its
     /// requests or is lost during the check is no error as long as another one serves it. It is not
-    /// compared with the others. The following calls then go to one that serves this client.
+    /// compared with the others. The following calls then go to one that serves this client, and
+    /// fail at servers of another etcd cluster. Fails with [`CheckError::Unusable`] if an earlier
+    /// call was answered by another etcd cluster.
     pub async fn check(&self) -> Result<Status, CheckError> {
         let mut answer = Err(CheckError::NoAnswer("there is none".to_owned()));
         let (mut clusters, mut serving, mut others) = (Vec::new(), Vec::new(), Vec::new());
@@ -47,6 +49,9 @@ impl Etcd {
             }
         }
         check_clusters(&clusters).map_err(CheckError::Unusable)?;
+        if let Some((url, cluster)) = clusters.first() {
+            self.check_known(url, *cluster)?;
+        }
         if let Ok(status) = &answer {
             for (url, reason) in others {
                 tracing::warn!("etcd at {url} does not serve this host: {reason}");
@@ -93,6 +98,17 @@ impl Etcd {
             }
             found[number] = result;
         }
+    }
+
+    /// Whether this etcd cluster is the one that this client knows, if it knows one.
+    fn check_known(&self, url: &str, cluster: u64) -> Result<(), CheckError> {
+        let known = self.cluster.known_or(cluster);
+        if cluster == 0 || cluster == known {
+            return Ok(());
+        }
+        Err(CheckError::Unusable(format!(
+            "the etcd server {url} belongs to another etcd cluster ({cluster:x}) than a server that answered before ({known:x}): name the servers of one of them"
+        )))
     }
 
     /// Sends the following calls to one of these endpoints.

@@ -30,21 +30,37 @@ const PONG: Duration = Duration::from_secs(2);
 /// One server of etcd. Clones share its connection and its login.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
+    url: Arc<str>,
     channel: Channel,
     /// The login, if a user is configured.
     session: Option<Session>,
     /// Whether it may have refused the certificate of this host: with TLS, until it answers.
     may_refuse: Arc<AtomicBool>,
+    /// Whether its last answer was that of another etcd cluster.
+    is_foreign: Arc<AtomicBool>,
 }
 
 impl Server {
     /// Prepares a connection, which is established by its first call.
     pub(super) fn new(url: &str, tls: Option<&Tls>) -> Result<Self, String> {
         Ok(Self {
+            url: url.into(),
             channel: channel(url, tls)?,
             session: None,
             may_refuse: Arc::new(AtomicBool::new(tls.is_some())),
+            is_foreign: Arc::default(),
         })
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Takes note of whether it belongs to another etcd cluster. Returns whether it does, and did
+    /// not before.
+    pub(super) fn set_foreign(&self, is_foreign: bool) -> bool {
+        let was_foreign = self.is_foreign.swap(is_foreign, Relaxed);
+        is_foreign && !was_foreign
     }
 
     /// Sends each request as this user.
@@ -69,7 +85,7 @@ impl Server {
     }
 
     /// Sends a request with the token of the login. Sends it again after another login if the
-    /// server has forgotten the token.
+    /// server has forgotten the token, or began to ask for one.
     async fn send<T, F>(&self, send: impl Fn(Token) -> F) -> Result<T, EngineError>
     where
         F: Future<Output = Result<T, EngineError>>,
@@ -95,16 +111,16 @@ impl Server {
         F: Future<Output = Result<T, EngineError>>,
     {
         let Some(session) = &self.session else {
-            return send(None).await;
+            return send(None).await.map_err(|it| explained(it, None));
         };
-        let token = session.token(&self.channel).await?;
-        match send(token.clone()).await {
-            Err(EngineError::Refused(refusal)) if has_expired(&refusal) => {
-                session.forget(&token).await;
-                send(session.token(&self.channel).await?).await
-            }
-            answer => answer,
+        let mut token = session.token(&self.channel).await?;
+        let mut answer = send(token.clone()).await;
+        if matches!(&answer, Err(EngineError::Refused(it)) if has_expired(it, token.as_ref())) {
+            session.forget(&token).await;
+            token = session.token(&self.channel).await?;
+            answer = send(token.clone()).await;
         }
+        answer.map_err(|it| explained(it, token.as_ref()))
     }
 }
 
@@ -235,7 +251,7 @@ pub(super) fn failure(status: Status) -> EngineError {
         | Code::FailedPrecondition
         | Code::OutOfRange
         | Code::ResourceExhausted
-        | Code::Unimplemented => EngineError::Refused(explained(message)),
+        | Code::Unimplemented => EngineError::Refused(message),
         _ => EngineError::Unknown(match status.source() {
             Some(source) => innermost(source),
             None => message,

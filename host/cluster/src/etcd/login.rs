@@ -128,11 +128,13 @@ const NO_LOGIN: &str = "user name is empty";
 /// The refusal of a request that the user may not send.
 const DENIED: &str = "permission denied";
 
-/// Whether etcd refused a request because it has forgotten the token, or began to ask for one.
-pub(super) fn has_expired(refusal: &str) -> bool {
-    ["invalid auth token", "revision of auth store", NO_LOGIN]
-        .iter()
-        .any(|it| refusal.contains(it))
+/// Whether etcd refused a request because it has forgotten the token, or began to ask for one. From
+/// a client with a certificate, etcd takes a request without a token as one of the user that the
+/// certificate names, and denies it.
+pub(super) fn has_expired(refusal: &str, token: Option<&MetadataValue<Ascii>>) -> bool {
+    let is_denied = token.is_none() && refusal.contains(DENIED);
+    let expired = ["invalid auth token", "revision of auth store", NO_LOGIN];
+    is_denied || expired.iter().any(|it| refusal.contains(it))
 }
 
 /// How the refusal of a login begins.
@@ -145,15 +147,57 @@ pub(super) fn is_refused(refusal: &str) -> bool {
         .any(|it| refusal.contains(it))
 }
 
-/// A refusal with what to do about it.
-pub(super) fn explained(refusal: String) -> String {
-    if refusal.contains(NO_LOGIN) {
-        return format!(
-            "etcd asks for a login ({refusal}): set --cluster-user and --cluster-password-file"
+/// A refusal of a request with this token, and what to do about it.
+pub(super) fn explained(error: EngineError, token: Option<&MetadataValue<Ascii>>) -> EngineError {
+    let EngineError::Refused(refusal) = error else {
+        return error;
+    };
+    EngineError::Refused(if refusal.contains(NO_LOGIN) {
+        format!("etcd asks for a login ({refusal}): set --cluster-user and --cluster-password-file")
+    } else if refusal.contains(DENIED) && token.is_none() {
+        format!(
+            "etcd denies a request ({refusal}), because it took the common name of --cluster-cert as the user: set --cluster-user and --cluster-password-file"
+        )
+    } else if refusal.contains(DENIED) {
+        format!("etcd denies its user a request ({refusal}): grant the user the role root")
+    } else {
+        refusal
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERMISSION: &str = "etcdserver: permission denied";
+
+    fn token() -> MetadataValue<Ascii> {
+        "token".parse().unwrap()
+    }
+
+    #[test]
+    fn denied_request_without_a_token_needs_a_login() {
+        assert!(has_expired(PERMISSION, None));
+        assert!(!has_expired(PERMISSION, Some(&token())));
+        for token in [None, Some(&token())] {
+            assert!(has_expired("etcdserver: user name is empty", token));
+            assert!(has_expired("etcdserver: invalid auth token", token));
+            assert!(!has_expired("etcdserver: duplicate key given", token));
+        }
+    }
+
+    #[test]
+    fn denied_request_names_the_setting_to_change() {
+        let said = |token| explained(EngineError::Refused(PERMISSION.into()), token).to_string();
+        let (without, with) = (said(None), said(Some(&token())));
+        assert!(
+            without.contains("common name of --cluster-cert"),
+            "{without}"
         );
+        assert!(without.contains("set --cluster-user"), "{without}");
+        assert!(with.contains("grant the user the role root"), "{with}");
+        for text in [without, with] {
+            assert!(is_refused(&text), "{text}");
+        }
     }
-    if refusal.contains(DENIED) {
-        return format!("etcd denies its user a request ({refusal}): grant the user the role root");
-    }
-    refusal
 }

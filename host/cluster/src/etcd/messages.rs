@@ -146,6 +146,12 @@ pub(super) struct CompactionRequest {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub(super) struct CompactionResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<ResponseHeader>,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchRequest {
     #[prost(message, optional, tag = "1")]
     pub(super) create: Option<WatchCreateRequest>,
@@ -166,6 +172,8 @@ pub(super) struct WatchCreateRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<ResponseHeader>,
     #[prost(bool, tag = "3")]
     pub(super) created: bool,
     #[prost(bool, tag = "4")]

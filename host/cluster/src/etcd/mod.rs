@@ -3,8 +3,12 @@
 //! The calls go to one endpoint until it does not answer ([`Engine::next_endpoint`]). The leader of
 //! the cluster prefers the server that leads etcd ([`Engine::prefer_leader`]). The client
 //! never repeats a call, because only its caller knows whether a repetition is safe.
+//!
+//! A server of another etcd cluster at the address of an endpoint counts as one that was not
+//! reached, see the module `cluster_id`.
 
 mod check;
+mod cluster_id;
 mod connection;
 mod login;
 mod messages;
@@ -22,13 +26,14 @@ use crate::engine::{
 };
 use crate::limits;
 pub use check::CheckError;
+use cluster_id::{ClusterId, cluster_of};
 use connection::{Server, failure, streaming, unary};
 pub use login::Login;
 use messages::{
-    AlarmAction, AlarmRequest, AlarmResponse, AlarmType, CompactionRequest, Compare, CompareTarget,
-    DeleteRangeRequest, Empty, Expected, KeyValue, MemberListResponse, PutRequest, RangeRequest,
-    RangeResponse, Request, RequestOp, ResponseHeader, StatusResponse, TxnRequest, TxnResponse,
-    WatchCreateRequest, WatchRequest, WatchResponse,
+    AlarmAction, AlarmRequest, AlarmResponse, AlarmType, CompactionRequest, CompactionResponse,
+    Compare, CompareTarget, DeleteRangeRequest, Empty, Expected, KeyValue, MemberListResponse,
+    PutRequest, RangeRequest, RangeResponse, Request, RequestOp, ResponseHeader, StatusResponse,
+    TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
@@ -47,6 +52,8 @@ pub struct Etcd {
     endpoints: Vec<Server>,
     /// The endpoint in use; counts on without end.
     current: AtomicUsize,
+    /// The etcd cluster that the endpoints must belong to.
+    cluster: ClusterId,
 }
 
 /// How to connect to etcd over TLS.
@@ -79,6 +86,7 @@ impl Etcd {
             urls: endpoints.to_vec(),
             endpoints: channels.collect::<Result<_, _>>()?,
             current: AtomicUsize::new(0),
+            cluster: ClusterId::default(),
         })
     }
 
@@ -91,21 +99,82 @@ impl Etcd {
         self
     }
 
+    /// Uses the etcd cluster of `other`, and accepts no answer of another one.
+    #[must_use]
+    pub fn of_same_cluster(self, other: &Self) -> Self {
+        let cluster = other.cluster.clone();
+        Self { cluster, ..self }
+    }
+
+    async fn read(&self, request: RangeRequest) -> Result<RangeResponse, EngineError> {
+        let server = self.server();
+        let response: RangeResponse = unary(server, RANGE, request).await?;
+        self.accept(server, response.header.as_ref())?;
+        Ok(response)
+    }
+
+    /// Accepts an answer with this header, see [`ClusterId::accept`].
+    fn accept(&self, server: &Server, header: Option<&ResponseHeader>) -> Result<(), EngineError> {
+        self.cluster.accept(server, cluster_of(header))
+    }
+
     fn server(&self) -> &Server {
         let current = self.current.load(Ordering::Relaxed);
         &self.endpoints[current % self.endpoints.len()]
     }
-}
 
-async fn read_status(server: &Server) -> Result<Status, EngineError> {
-    read_member(server).await.map(|it| it.1)
+    /// Defragments a server that answers: one that is frozen must not delay the others.
+    async fn defragment(&self, server: &Server) -> Result<(), EngineError> {
+        let limit = limits::PROBE_TIMEOUT;
+        let status = unary::<_, StatusResponse>(server, STATUS, Empty {});
+        let late = |_| EngineError::NotApplied(format!("no answer within {limit:?}"));
+        let status = tokio::time::timeout(limit, status).await.map_err(late)??;
+        self.accept(server, status.header.as_ref())?;
+        let done: Empty = unary(server, DEFRAGMENT, Empty {}).await?;
+        let Empty {} = done;
+        Ok(())
+    }
+
+    /// Compacts, and waits for the end if `physical`.
+    async fn compact_versions(&self, to: Revision, physical: bool) -> Result<(), EngineError> {
+        let server = self.server();
+        let request = CompactionRequest {
+            revision: signed(to),
+            physical,
+        };
+        match unary::<_, CompactionResponse>(server, COMPACT, request).await {
+            Ok(response) => self.accept(server, response.header.as_ref()),
+            // Another client compacted further.
+            Err(EngineError::Compacted) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Disarms the alarm of each server whose quota was used up.
+    async fn disarm_quota(&self) -> Result<(), EngineError> {
+        let server = self.server();
+        let request = |action: AlarmAction, member, alarm: AlarmType| AlarmRequest {
+            action: action.into(),
+            member,
+            alarm: alarm.into(),
+        };
+        let all = request(AlarmAction::Get, 0, AlarmType::None);
+        let response: AlarmResponse = unary(server, ALARM, all).await?;
+        for alarm in response.alarms {
+            if alarm.alarm == i32::from(AlarmType::NoSpace) {
+                let off = request(AlarmAction::Deactivate, alarm.member, AlarmType::NoSpace);
+                unary::<_, AlarmResponse>(server, ALARM, off).await?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The id of the etcd cluster that a server belongs to, and the state.
 async fn read_member(server: &Server) -> Result<(u64, Status), EngineError> {
     let status: StatusResponse = unary(server, STATUS, Empty {}).await?;
     let list: MemberListResponse = unary(server, MEMBERS, Empty {}).await?;
-    let cluster = status.header.as_ref().map_or(0, |it| it.cluster_id);
+    let cluster = cluster_of(status.header.as_ref());
     let status = Status {
         leads: leads(&status),
         version: status.version,
@@ -196,7 +265,9 @@ fn request(transaction: &Transaction) -> TxnRequest {
 impl Engine for Etcd {
     fn transact<'a>(&'a self, transaction: &'a Transaction) -> Call<'a, Outcome> {
         Box::pin(async move {
-            let response: TxnResponse = unary(self.server(), TXN, request(transaction)).await?;
+            let server = self.server();
+            let response: TxnResponse = unary(server, TXN, request(transaction)).await?;
+            self.accept(server, response.header.as_ref())?;
             let at = revision(response.header);
             if response.succeeded {
                 return Ok(Outcome::Applied(at));
@@ -212,7 +283,7 @@ impl Engine for Etcd {
     }
 
     fn get<'a>(&'a self, key: &'a [u8]) -> Call<'a, Value> {
-        Box::pin(async move { Ok(value(unary(self.server(), RANGE, one(key)).await?)) })
+        Box::pin(async move { Ok(value(self.read(one(key)).await?)) })
     }
 
     fn range<'a>(
@@ -228,7 +299,7 @@ impl Engine for Etcd {
             revision: at.map_or(0, signed),
         };
         Box::pin(async move {
-            let response: RangeResponse = unary(self.server(), RANGE, request).await?;
+            let response = self.read(request).await?;
             let pair = |it: KeyValue| (it.key, it.value);
             Ok(Page {
                 values: response.kvs.into_iter().map(pair).collect(),
@@ -256,7 +327,10 @@ impl Engine for Etcd {
                 // etcd also ends a watch whose login it has forgotten.
                 server.expire_login();
             }
-            if !first?.created {
+            let first = first?;
+            // The responses that follow come from the same server.
+            self.accept(server, first.header.as_ref())?;
+            if !first.created {
                 return Err(EngineError::Unknown("a watch was not created".into()));
             }
             tokio::spawn(async move {
@@ -271,21 +345,26 @@ impl Engine for Etcd {
     }
 
     fn compact(&self, to: Revision) -> Call<'_, ()> {
-        Box::pin(compact(self.server(), to, false))
+        Box::pin(self.compact_versions(to, false))
     }
 
     fn status(&self) -> Call<'_, Status> {
-        Box::pin(read_status(self.server()))
+        Box::pin(async move {
+            let server = self.server();
+            let (cluster, status) = read_member(server).await?;
+            self.cluster.accept(server, cluster)?;
+            Ok(status)
+        })
     }
 
     fn shrink(&self, to: Revision) -> Call<'_, ()> {
         Box::pin(async move {
-            let compacted = compact(self.server(), to, true).await;
+            let compacted = self.compact_versions(to, true).await;
             let mut defragmented = Err(EngineError::NotApplied("no server answers".into()));
             for (url, server) in self.urls.iter().zip(&self.endpoints) {
                 // A server that does not answer is large when it returns. It then arms the alarm
                 // again, and is defragmented.
-                match defragment(server).await {
+                match self.defragment(server).await {
                     Ok(()) => defragmented = Ok(()),
                     Err(error) => {
                         tracing::warn!("etcd at {url} was not defragmented: {error}");
@@ -298,7 +377,7 @@ impl Engine for Etcd {
     }
 
     fn disarm(&self) -> Call<'_, ()> {
-        Box::pin(disarm(self.server()))
+        Box::pin(self.disarm_quota())
     }
 
     fn examine(&self) -> Call<'_, Vec<Finding>> {
@@ -318,8 +397,10 @@ impl Engine for Etcd {
             for (number, server) in self.endpoints.iter().enumerate() {
                 let status = unary::<_, StatusResponse>(server, STATUS, Empty {});
                 let status = tokio::time::timeout(limits::PROBE_TIMEOUT, status).await;
+                // A server that forms an etcd cluster alone leads it.
                 if let Ok(Ok(status)) = status
                     && leads(&status)
+                    && self.accept(server, status.header.as_ref()).is_ok()
                 {
                     self.current.store(number, Ordering::Relaxed);
                     break;
@@ -328,48 +409,6 @@ impl Engine for Etcd {
             Ok(())
         })
     }
-}
-
-/// Defragments a server that answers: one that is frozen must not delay the others.
-async fn defragment(server: &Server) -> Result<(), EngineError> {
-    let limit = limits::PROBE_TIMEOUT;
-    let status = unary::<_, StatusResponse>(server, STATUS, Empty {});
-    let late = |_| EngineError::NotApplied(format!("no answer within {limit:?}"));
-    tokio::time::timeout(limit, status).await.map_err(late)??;
-    let done: Empty = unary(server, DEFRAGMENT, Empty {}).await?;
-    let Empty {} = done;
-    Ok(())
-}
-
-/// Compacts, and waits for the end if `physical`.
-async fn compact(server: &Server, to: Revision, physical: bool) -> Result<(), EngineError> {
-    let request = CompactionRequest {
-        revision: signed(to),
-        physical,
-    };
-    match unary::<_, Empty>(server, COMPACT, request).await {
-        // Another client compacted further.
-        Ok(_) | Err(EngineError::Compacted) => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Disarms the alarm of each server whose quota was used up.
-async fn disarm(server: &Server) -> Result<(), EngineError> {
-    let request = |action: AlarmAction, member, alarm: AlarmType| AlarmRequest {
-        action: action.into(),
-        member,
-        alarm: alarm.into(),
-    };
-    let all = request(AlarmAction::Get, 0, AlarmType::None);
-    let response: AlarmResponse = unary(server, ALARM, all).await?;
-    for alarm in response.alarms {
-        if alarm.alarm == i32::from(AlarmType::NoSpace) {
-            let off = request(AlarmAction::Deactivate, alarm.member, AlarmType::NoSpace);
-            unary::<_, AlarmResponse>(server, ALARM, off).await?;
-        }
-    }
-    Ok(())
 }
 
 /// The next response of a watch that is not its end.

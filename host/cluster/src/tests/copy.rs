@@ -28,6 +28,8 @@ struct Copied {
     /// The position and the end of each snapshot, and its blocks.
     snapshots: Vec<(u64, u64, usize)>,
     blocks: usize,
+    /// The time of each snapshot that was begun.
+    begun_ms: Vec<u64>,
     running: Option<u64>,
     point: Option<LogPoint>,
     is_closed: bool,
@@ -59,8 +61,9 @@ impl CopyStore for Store {
         Ok(())
     }
 
-    fn begin_snapshot(&mut self, snapshot: &SnapshotInfo) -> Result<(), CopyError> {
+    fn begin_snapshot(&mut self, snapshot: &SnapshotInfo, now_ms: u64) -> Result<(), CopyError> {
         let mut copied = self.0.lock().unwrap();
+        copied.begun_ms.push(now_ms);
         (copied.running, copied.blocks) = (Some(snapshot.begins_after().0), 0);
         Ok(())
     }
@@ -284,6 +287,54 @@ fn copy_reads_what_it_missed() {
         let copied = copy.copied();
         assert_eq!(copied.begins, [0], "it started over");
         assert_eq!(copied.records.len() as u64, last.0);
+    });
+}
+
+/// In an earlier version it was the time at which the host copied it, later than the last record.
+#[test]
+fn copied_snapshot_has_the_time_at_which_it_began() {
+    simulate(async {
+        let world = world(1).await;
+        let (host, log) = lead_with_snapshots(&world).await;
+        let set_wall = |ms| host.seen.lock().unwrap().wall_ms = Some(ms);
+        set_wall(5_000);
+        replace_snapshot(&world, &log).await;
+        write(&log, 1, 8).await;
+        // A read without a lease changes the head.
+        set_wall(900_000);
+        sleep(Duration::from_secs(10)).await;
+        log.may_decide().await.unwrap();
+        assert_eq!(head(&world).await.now_ms, 900_000);
+        let copy = Copying::start(&world, &host, None);
+        copy.wait("no snapshot", |it| !it.snapshots.is_empty())
+            .await;
+        assert_eq!(copy.copied().begun_ms, [5_000]);
+    });
+}
+
+/// In an earlier version it was the time at which the head named the snapshot.
+#[test]
+fn later_snapshot_has_the_time_at_which_it_began() {
+    simulate(async {
+        let world = world(1).await;
+        let (host, log) = Host::lead(&world, "a", |it| {
+            it.sizes.snapshot_after_bytes = 50_000;
+            it.sizes.piece_bytes = 2_000;
+            it.timing.piece = Duration::from_secs(2);
+        })
+        .await;
+        let set_wall = |ms| host.seen.lock().unwrap().wall_ms = Some(ms);
+        let copy = Copying::start(&world, &host, None);
+        set_wall(5_000);
+        // The snapshot begins after this record, and takes 10 s.
+        write(&log, 1, 60_000).await;
+        sleep(Duration::from_secs(1)).await;
+        write(&log, 1, 8).await;
+        set_wall(900_000);
+        write(&log, 1, 8).await;
+        copy.wait("no snapshot", |it| !it.snapshots.is_empty())
+            .await;
+        assert_eq!(copy.copied().begun_ms, [5_000]);
     });
 }
 

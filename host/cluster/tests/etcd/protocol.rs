@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use statehouse_cluster::etcd::{Etcd, Login, Tls};
+use statehouse_cluster::etcd::{CheckError, Etcd, Login, Tls};
 use statehouse_cluster::{
     Condition, Engine, EngineError, KeyRange, Outcome, Revision, Transaction, limits,
 };
@@ -232,4 +232,68 @@ async fn leading_server_is_preferred_from_any_other() {
     nodes.kill(leading);
     nodes.leader();
     check().await;
+}
+
+/// A server that lost its disk can return as an etcd cluster of its own, which lacks the log.
+#[tokio::test]
+async fn answers_of_another_etcd_cluster_are_not_accepted() {
+    let (own, foreign) = (Nodes::start(1), Nodes::start(1));
+    let urls = [foreign.urls()[0].clone(), own.urls()[0].clone()];
+    let etcd = Etcd::new(&urls, None).unwrap();
+    etcd.next_endpoint();
+    applied(etcd.transact(&put(Condition::Always, "a")).await.unwrap());
+    etcd.next_endpoint();
+    let transaction = put(Condition::Always, "b");
+    let all = KeyRange {
+        from: b"k".to_vec(),
+        to: b"l".to_vec(),
+    };
+    let refused: [Option<EngineError>; 6] = [
+        etcd.transact(&transaction).await.err(),
+        etcd.get(b"k").await.err(),
+        etcd.range(&all, None, 16).await.err(),
+        etcd.watch(&all, Revision(1)).await.err(),
+        etcd.status().await.err(),
+        etcd.compact(Revision(1)).await.err(),
+    ];
+    for (call, error) in refused.iter().enumerate() {
+        let Some(EngineError::NotApplied(why)) = error else {
+            panic!("call {call}: {error:?}");
+        };
+        assert!(why.contains("belongs to another etcd cluster"), "{why}");
+        assert!(why.contains(&urls[0]), "{why}");
+    }
+    // A server alone leads its etcd cluster.
+    etcd.prefer_leader().await.unwrap();
+    let value = etcd.get(b"k").await.unwrap();
+    assert_eq!(value.value.as_deref(), Some(&b"a"[..]));
+}
+
+/// Otherwise the first answer would decide, which may be that of the wrong server.
+#[tokio::test]
+async fn connections_of_a_host_share_the_etcd_cluster() {
+    let (own, foreign) = (Nodes::start(1), Nodes::start(1));
+    let etcd = connect(&own, None).await;
+    let urls = [foreign.urls()[0].clone(), own.urls()[0].clone()];
+    let second = Etcd::new(&urls, None).unwrap().of_same_cluster(&etcd);
+    let error = second.get(b"k").await.unwrap_err();
+    let EngineError::NotApplied(why) = &error else {
+        panic!("{error:?}");
+    };
+    assert!(why.contains("belongs to another etcd cluster"), "{why}");
+    second.next_endpoint();
+    second.get(b"k").await.unwrap();
+}
+
+/// In an earlier version, the check replaced the etcd cluster of the first answer.
+#[tokio::test]
+async fn check_refuses_another_etcd_cluster_than_before() {
+    let (own, foreign) = (Nodes::start(1), Nodes::start(1));
+    drop(connect(&foreign, None).await);
+    let etcd = connect(&own, None).await;
+    let second = Etcd::new(foreign.urls(), None).unwrap();
+    let refused = second.of_same_cluster(&etcd).check().await.unwrap_err();
+    assert!(matches!(refused, CheckError::Unusable(_)), "{refused:?}");
+    let said = refused.to_string();
+    assert!(said.contains("belongs to another etcd cluster"), "{said}");
 }

@@ -19,7 +19,7 @@ use statehouse_cluster::{Chain, CopyError, CopyStore, LogPoint, Resumed, Snapsho
 use statehouse_files::atomic;
 use statehouse_offline::{ClusterMark, CopyMark};
 use statehouse_protocol::LogPosition;
-use statehouse_wal::{Damage, Directory, Error, Log, Options, Room, Sink, Snapshot};
+use statehouse_wal::{Directory, Error, Log, Options, Room, Sink, Snapshot};
 
 use statehouse_config::limits;
 use statehouse_core::clock::wall_ms;
@@ -220,14 +220,7 @@ impl CopyDirectory {
             Ok(opened) => opened,
             Err(Error::Damaged(damage)) => {
                 // Its advice is that for the store of a single host.
-                let Damage {
-                    file,
-                    offset,
-                    reason,
-                    ..
-                } = damage;
-                let why = format!("{file} is damaged at byte {offset}: {reason}");
-                self.start_over(&why);
+                self.start_over(&damage.place());
                 return Ok(None);
             }
             Err(error) if error.is_of_later_version() => {
@@ -355,11 +348,14 @@ impl CopyStore for CopyDirectory {
         self.copy()?.add(first, records)
     }
 
-    fn begin_snapshot(&mut self, snapshot: &SnapshotInfo) -> Result<(), CopyError> {
+    fn begin_snapshot(&mut self, snapshot: &SnapshotInfo, now_ms: u64) -> Result<(), CopyError> {
         let copy = self.copy()?;
-        let begun =
-            copy.log
-                .begin_snapshot_at(snapshot.begins_after(), Some(snapshot.bytes), wall_ms());
+        let (after, bytes) = (snapshot.begins_after(), Some(snapshot.bytes));
+        let now_ms = match now_ms {
+            0 => wall_ms(),
+            _ => now_ms,
+        };
+        let begun = copy.log.begin_snapshot_at(after, bytes, now_ms);
         copy.snapshot = begun.map_err(failed)?;
         Ok(())
     }

@@ -50,6 +50,9 @@ fn add(store: &mut CopyDirectory, from: u64, to: u64, factor: u64) -> Result<(),
     Ok(())
 }
 
+/// The time of each snapshot.
+const BEGUN_MS: u64 = 5_000;
+
 fn snapshot(store: &mut CopyDirectory, position: u64, complete: u64) {
     let info = SnapshotInfo {
         id: 1,
@@ -60,7 +63,7 @@ fn snapshot(store: &mut CopyDirectory, position: u64, complete: u64) {
         bytes: 100,
         hash: [0; 32],
     };
-    store.begin_snapshot(&info).unwrap();
+    store.begin_snapshot(&info, BEGUN_MS).unwrap();
     store.block(b"block").unwrap();
     if position < complete {
         add(store, position + 1, complete, 1).unwrap();
@@ -174,6 +177,19 @@ fn earlier_copy_stays_until_the_new_one_is_complete() {
     let (_, resumed) = open(directory.path());
     let resumed = resumed.unwrap();
     assert_eq!((resumed.point, resumed.snapshot.0), (point(60), 50));
+}
+
+/// `statehouse doctor` shows this time. In an earlier version it was that of the copying.
+#[test]
+fn history_begins_at_the_time_of_its_first_snapshot() {
+    let directory = marked();
+    let (mut store, _) = open(directory.path());
+    store.begin(LogPosition(50)).unwrap();
+    snapshot(&mut store, 50, 60);
+    let disk = Directory::read_only(copy_path(directory.path())).unwrap();
+    let mut found = Read::default();
+    let range = read(&disk, Base::Oldest, LogPosition::END, &mut found).unwrap();
+    assert_eq!((range.base.0, range.base_ms), (50, BEGUN_MS));
 }
 
 /// Operators would take the state at the end of the earlier copy for the present one.
