@@ -143,6 +143,15 @@ impl Checkup {
     }
 
     fn check_files(&mut self) {
+        let is_later_segment = |file: &FileReport| matches!(file.kind, Kind::Segment(2..));
+        let has_witness =
+            |file: &FileReport| file.kind == Kind::Newest && file.verdict != Verdict::Leftover;
+        let lacks_witness =
+            self.files.iter().any(is_later_segment) && !self.files.iter().any(has_witness);
+        if lacks_witness {
+            let missing = "newest: the file is missing or empty; without it, a removed last segment goes unnoticed. The next start writes it";
+            self.notes.push(missing.to_owned());
+        }
         for file in &self.files {
             let finding = format!("{}: {}", file.name, file.verdict);
             match (&file.verdict, file.kind) {
@@ -153,6 +162,7 @@ impl Checkup {
                 (Verdict::Damaged { .. } | Verdict::UnknownFormat { .. }, _) => {
                     self.problems.push(finding);
                 }
+                (Verdict::Leftover, Kind::Newest) if lacks_witness => {}
                 (Verdict::TornTail { .. } | Verdict::Leftover, _) => self.notes.push(finding),
                 (Verdict::Clean | Verdict::Stale | Verdict::Spare | Verdict::Foreign, _) => {}
             }
@@ -340,10 +350,7 @@ pub(super) fn text_without_advice(error: &Error) -> String {
     let Error::Damaged(damage) = error else {
         return error.to_string();
     };
-    let place = format!(
-        "{} is damaged at byte {}: {}",
-        damage.file, damage.offset, damage.reason
-    );
+    let place = damage.place();
     match (damage.lost_from, damage.lost_to) {
         (Some(from), Some(to)) if from <= to => format!(
             "{place}. Records {from} to {to} were on disk and cannot be read; later records may be unreadable too"

@@ -181,7 +181,10 @@ impl Past {
                 {
                     attempt += 1;
                 }
-                read => break (finder, read.map(|_| range)?, known),
+                read => {
+                    read.map_err(|error| not_read(error, from))?;
+                    break (finder, range, known);
+                }
             }
         };
         let (from_position, to_position) = (replayer.from, replayer.to);
@@ -193,6 +196,16 @@ impl Past {
             shortened: attempt > 0 || is_early,
             tally: replayer.tally,
         })
+    }
+}
+
+/// The error of a replay. A server that writes fast may remove each record that is found before it
+/// is read. Only a caller that named a position could name a later one.
+fn not_read(error: PastError, from: Option<Bound>) -> PastError {
+    match (error, from) {
+        (error, Some(Bound::LogPosition(_))) => error,
+        (PastError::Log(path, Error::NotRetained { .. }), _) => PastError::Log(path, Error::Moved),
+        (error, _) => error,
     }
 }
 

@@ -46,7 +46,7 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
     refuse_content(directory, &*disk)?;
     let failed_io = |error| PastError::Io(directory.to_owned(), error);
     begin(&disk, directory, is_unfinished(directory))?;
-    save_modules(file, &backup, &Modules::of(directory))?;
+    save_modules(file, directory, &backup)?;
     let backup = &backup;
     let created = thread::scope(|scope| {
         let (blocks, source) = sync_channel(limits::RESTORE_BLOCKS_MAX);
@@ -207,22 +207,35 @@ fn unreadable(file: &Path, error: Error) -> PastError {
         Error::Io { source, .. } => format!("cannot be read: {source}"),
         Error::Damaged(damage) => format!(
             "is damaged at byte {}: {}. Nothing was restored; take another backup",
-            damage.offset, damage.reason
+            damage.offset.unwrap_or_default(),
+            damage.reason
         ),
         other => format!("cannot be used: {other}"),
     };
     PastError::Backup(file.to_owned(), why)
 }
 
-fn save_modules(file: &Path, backup: &Backup, modules: &Modules) -> Result<(), PastError> {
+/// Writes the modules of a backup to the directory. A module that cannot be written says nothing
+/// about the backup.
+fn save_modules(file: &Path, directory: &Path, backup: &Backup) -> Result<(), PastError> {
+    let modules = Modules::of(directory);
+    let mut failed = None;
     let mut save = |digest: &blake3::Hash, module: &[u8]| {
-        modules
-            .save(digest, module)
-            .map_err(|error| format!("{}: {error}", modules.path(digest).display()))
+        modules.save(digest, module).map_err(|source| {
+            let text = source.to_string();
+            failed = Some(Error::Io {
+                operation: "write",
+                file: modules.path(digest).display().to_string(),
+                source,
+            });
+            text
+        })
     };
-    let mut saving = ModuleSaver(&mut save);
-    let read = backup.read(&mut saving);
-    read.map(drop).map_err(|error| unreadable(file, error))
+    let read = backup.read(&mut ModuleSaver(&mut save));
+    match failed {
+        Some(error) => Err(not_restored(directory, error)),
+        None => read.map(drop).map_err(|error| unreadable(file, error)),
+    }
 }
 
 /// A function that receives a module of a backup.

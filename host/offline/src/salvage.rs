@@ -32,8 +32,28 @@ pub struct Salvaged {
 }
 
 impl Past {
-    /// Writes a backup of everything that can still be read.
+    /// Writes a backup of everything that can still be read. Fails with [`PastError::Refused`] if
+    /// that is nothing.
     pub fn salvage(&self, file: &Path, now_ms: u64) -> Result<Salvaged, PastError> {
+        let (image, range, whole) = self.readable()?;
+        // Later records must have higher numbers than all earlier ones.
+        let position = range.end.max(range.complete);
+        let contents = backup::write(file, image, position, now_ms, &self.modules())?;
+        Ok(Salvaged {
+            contents,
+            whole,
+            blurred_up_to: is_blurred(&range).then_some(range.complete),
+        })
+    }
+
+    /// Whether [`Self::salvage`] may find a state. Reads the directory, and writes nothing.
+    pub fn is_salvageable(&self) -> bool {
+        let read = self.readable();
+        !matches!(read, Err(PastError::Refused(_) | PastError::NoLog(_)))
+    }
+
+    /// The newest readable state, and whether nothing is lost.
+    fn readable(&self) -> Result<(Image, Range, bool), PastError> {
         let failed = |error| PastError::of_log(self.path(), error);
         let report = inspect(self.disk()).map_err(failed)?;
         let mut first = None;
@@ -59,7 +79,7 @@ impl Past {
                 Ok((_, range, _)) if range.end == LogPosition::NONE => {}
                 Ok((image, range, damaged)) => {
                     let whole = first.is_none() && !damaged;
-                    return self.save(file, image, range, whole, now_ms);
+                    return Ok((image, range, whole));
                 }
                 // This version would drop what a later one wrote, and nothing is damaged.
                 Err(error) if error.is_of_later_version() => {
@@ -72,30 +92,16 @@ impl Past {
             let mut image = Image::new(EVERYTHING);
             let path = self.log.join(name);
             if read_snapshot_file(path, &mut ImageSink(&mut image)).is_ok() {
-                return self.save(file, image, range, false, now_ms);
+                return Ok((image, range, false));
             }
         }
         Err(match first {
-            Some(error) => PastError::Refused(text_without_advice(&error)),
+            Some(error @ Error::Damaged(_)) => PastError::Refused(format!(
+                "{}. No consistent state can be read: restore a backup",
+                text_without_advice(&error)
+            )),
+            Some(error) => failed(error),
             None => PastError::NoLog(self.path().to_owned()),
-        })
-    }
-
-    fn save(
-        &self,
-        file: &Path,
-        image: Image,
-        range: Range,
-        whole: bool,
-        now_ms: u64,
-    ) -> Result<Salvaged, PastError> {
-        // Later records must have higher numbers than all earlier ones.
-        let position = range.end.max(range.complete);
-        let contents = backup::write(file, image, position, now_ms, &self.modules())?;
-        Ok(Salvaged {
-            contents,
-            whole,
-            blurred_up_to: is_blurred(&range).then_some(range.complete),
         })
     }
 }
@@ -221,6 +227,10 @@ impl Disk for View<'_> {
 
     fn free_bytes(&self) -> io::Result<u64> {
         self.disk.free_bytes()
+    }
+
+    fn has_free_inodes(&self) -> io::Result<bool> {
+        self.disk.has_free_inodes()
     }
 
     fn entropy(&self) -> u64 {

@@ -39,6 +39,9 @@ pub(crate) struct Taken {
 pub(crate) struct DiskRoom {
     /// Free bytes of the file system.
     pub(crate) free: u64,
+    /// Whether the file system has no free inodes. A server of an earlier version does not say.
+    #[serde(default)]
+    pub(crate) no_free_inodes: bool,
     /// Bytes of records that can be appended until writes are refused.
     pub(crate) room: u64,
     /// Whether writes are refused because the disk is full.
@@ -79,6 +82,7 @@ pub(super) fn usage(sources: &Sources, clients: usize) -> Usage {
     let disk = sources.disk.as_ref().map(|disk| disk.log().figures());
     let disk = disk.map(|it| DiskRoom {
         free: it.free,
+        no_free_inodes: it.no_free_inodes,
         room: it.room,
         full: sources.server.stats().disk_full,
     });

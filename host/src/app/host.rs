@@ -140,9 +140,7 @@ impl Host {
 
     fn say(&self, line: String) {
         tracing::info!("{line}");
-        if let Err(error) = print(&[line]) {
-            tracing::warn!(%error, "cannot print the role of this host");
-        }
+        print(&[line]);
     }
 }
 

@@ -61,7 +61,7 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     let listing = gate.control().list();
     let subject = watch::Sender::new(Subject::Store(Arc::new(Api::new(gate, sources))));
     let administration = administration.start(&subject, &audit);
-    print(&greeting(&listing, promise))?;
+    print(&greeting(&listing, promise));
     let sweeper = tokio::spawn({
         let server = server.clone();
         async move { server.sweep(None).await }
@@ -72,10 +72,8 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
     let watching = tokio::spawn(service_manager::watch(status));
     drop(pings);
     let serving = async {
-        match announce(&open, &server).await {
-            Ok(()) => open.ended().await,
-            Err(error) => error.into(),
-        }
+        announce(&open, &server).await;
+        open.ended().await
     };
     let served = tokio::select! {
         signal = signals.wait() => {
@@ -127,22 +125,27 @@ pub(super) fn log_figures(server: &Server) {
 
 /// Reports that clients can connect, once they can. A service manager must not wait for a broker:
 /// it would kill a healthy store, and commands such as `apt` wait for the manager.
-async fn announce(open: &Open, server: &Server) -> io::Result<()> {
+async fn announce(open: &Open, server: &Server) {
     if server.link().is_some() {
         service_manager::ready(&service_manager::figures(server));
     }
     if let Some(lines) = open.addresses().await {
-        print(lines)?;
-        print(open.presence().await.as_slice())?;
-        print(&["ready".to_owned()])?;
+        print(lines);
+        print(open.presence().await.as_slice());
+        print(&["ready".to_owned()]);
         service_manager::ready("clients can connect");
     }
-    Ok(())
 }
 
-/// Prints lines on standard output.
-pub(super) fn print(lines: &[String]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+/// Prints lines on standard output. Logs why it cannot: a store also serves if its output is on a
+/// full disk.
+pub(super) fn print(lines: &[String]) {
+    if let Err(error) = write(&mut io::stdout().lock(), lines) {
+        tracing::warn!(%error, "cannot write to standard output; this process continues");
+    }
+}
+
+fn write(out: &mut dyn Write, lines: &[String]) -> io::Result<()> {
     for line in lines {
         writeln!(out, "{line}")?;
     }

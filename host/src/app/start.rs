@@ -377,9 +377,7 @@ fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recov
     let waits = || {
         let line = format!("standby: {directory} is in use by another process; waiting");
         service_manager::ready(&line);
-        if let Err(error) = print(&[line]) {
-            tracing::warn!(%error, "cannot print that this standby waits");
-        }
+        print(&[line]);
     };
     Ok(data_directory::stand_by(storage, waits, || {
         signals.received_any()

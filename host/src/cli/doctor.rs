@@ -32,7 +32,8 @@ pub(super) struct Args {
     #[arg(value_name = "DIR", env = "STATEHOUSE_DATA")]
     data: Option<PathBuf>,
 
-    /// Write everything that is readable, up to the damage, to a backup
+    /// Write everything that is readable, up to the damage, to a backup. Fails if no consistent
+    /// state can be read: restore a backup then
     #[arg(long, value_name = "FILE")]
     salvage: Option<PathBuf>,
 
@@ -49,10 +50,11 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let salvage = args.salvage.as_ref();
-    let salvage = salvage.map(|file| Ok::<_, Failure>((file, target(file, args.force)?)));
-    let salvage = salvage.transpose()?;
     let directory = args.context.directory(args.data.as_deref())?;
+    let salvage = args.salvage.as_ref();
+    let target = |file: &Path| target(file, args.force, &directory);
+    let salvage = salvage.map(|file| Ok::<_, Failure>((file, target(file)?)));
+    let salvage = salvage.transpose()?;
     let past = Past::open(&directory)?;
     let mut checkup = past.checkup()?;
     let wrong_name = wrong_name(&past)?;
@@ -75,7 +77,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     } else if let Some((file, salvaged)) = &salvaged {
         emit(rescued(file, salvaged).as_bytes())?;
     } else if needs_advice && args.salvage.is_none() {
-        emit(advice(&directory, &checkup).as_bytes())?;
+        emit(advice(&past, &checkup).as_bytes())?;
     }
     match (checkup.is_well(), failed) {
         (true, None) => Ok(Exit::Done),
@@ -142,7 +144,8 @@ fn in_words(directory: &Path, it: &Checkup) -> String {
     for problem in &it.problems {
         text.push_str(&format!("WRONG: {}\n", one_line(problem)));
     }
-    text.push_str(match (it.is_well(), it.disk.refuses_writes) {
+    let is_full = it.disk.refuses_writes;
+    text.push_str(match (it.is_well(), is_full) {
         (true, false) => "all is well\n",
         (true, true) => "the files are well, and the disk is full\n",
         (false, _) => "",
@@ -163,11 +166,14 @@ fn disk_text(it: &DiskUse) -> String {
         text.push_str(&format!(", unfinished files {}", bytes(it.temporary)));
     }
     text.push_str(&format!("; free {}\n", bytes(it.free)));
-    text.push_str(match it.refuses_writes {
-        true => {
+    text.push_str(match (it.no_free_inodes, it.refuses_writes) {
+        (true, _) => {
+            "the file system reports no free inodes: if that is so, the store can create no file. Remove files from it\n"
+        }
+        (false, true) => {
             "the store refuses writes because the disk is full: free disk space, or remove keys\n"
         }
-        false => "there is room for writes\n",
+        (false, false) => "there is room for writes\n",
     });
     text
 }
@@ -180,6 +186,7 @@ fn disk_json(it: &DiskUse) -> Json {
         "spare_bytes": it.spares,
         "temporary_bytes": it.temporary,
         "free_bytes": it.free,
+        "no_free_inodes": it.no_free_inodes,
         "refuses_writes": it.refuses_writes,
     })
 }
@@ -239,8 +246,8 @@ fn file_text(file: &FileReport) -> String {
 }
 
 /// The next steps for the operator.
-fn advice(directory: &Path, it: &Checkup) -> String {
-    let directory = directory.display();
+fn advice(past: &Past, it: &Checkup) -> String {
+    let directory = past.path().display();
     if it.holds_nothing() {
         return "\nIs it the directory of the store? `statehouse serve --data` names it.\n"
             .to_owned();
@@ -250,6 +257,9 @@ fn advice(directory: &Path, it: &Checkup) -> String {
             "\nWhat next: nothing is damaged. Install the version of the program that wrote it, or a later one.\n"
                 .to_owned()
         }
+        Err(_) if !past.is_salvageable() => format!(
+            "\nWhat next: keep a copy of {directory} as it is. No consistent state can be read from it: restore a backup with `statehouse restore BACKUP --data NEW`.\n"
+        ),
         Err(_) => format!(
             "\nWhat next: keep a copy of {directory} as it is. Restore a backup with `statehouse restore BACKUP --data NEW`, or save what can still be read with `statehouse doctor {directory} --salvage FILE` and restore that.\n"
         ),

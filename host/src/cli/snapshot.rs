@@ -1,5 +1,7 @@
 //! `statehouse snapshot`: writes a backup into one file.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
@@ -42,16 +44,18 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let file = target(&args.file, args.force)?;
-    let past = Past::open(&args.data.find()?)?;
+    let directory = args.data.find()?;
+    let file = target(&args.file, args.force, &directory)?;
+    let past = Past::open(&directory)?;
     let contents = past.snapshot(&file, wall_ms())?;
     data::notice_copy(&past, contents.position, contents.now_ms);
     report("wrote", &args.file, &contents, args.json)?;
     Ok(Exit::Done)
 }
 
-/// The file to write: see [`atomic::target`]. An existing file needs --force.
-pub(super) fn target(file: &Path, force: bool) -> Result<PathBuf, Failure> {
+/// The file to write: see [`atomic::target`]. An existing file needs --force. A file in the data
+/// directory is refused: it could replace a file of the store, or be taken for one.
+pub(super) fn target(file: &Path, force: bool, data: &Path) -> Result<PathBuf, Failure> {
     if file == Path::new("-") {
         let error = "a backup is written to a file and not to standard output: name a file";
         return Err(Failure::usage(error));
@@ -59,11 +63,27 @@ pub(super) fn target(file: &Path, force: bool) -> Result<PathBuf, Failure> {
     let shown = file.display();
     let path = atomic::target(file)
         .map_err(|error| Failure::usage(format!("cannot write {shown}: {error}")))?;
+    if is_inside(&path, data) {
+        let data = data.display();
+        let error = format!("{shown} is inside the data directory {data}: name a file elsewhere");
+        return Err(Failure::usage(error));
+    }
     if !force && path.symlink_metadata().is_ok() {
         let error = format!("{shown} already exists: --force replaces it");
         return Err(Failure::usage(error));
     }
     Ok(path)
+}
+
+/// Whether a file is in a directory, or in one below it, by whatever path.
+fn is_inside(file: &Path, directory: &Path) -> bool {
+    let id = |path: &Path| fs::metadata(path).ok().map(|it| (it.dev(), it.ino()));
+    let parent = file.parent().filter(|it| !it.as_os_str().is_empty());
+    // If a directory cannot be examined, the write or the read reports why.
+    let Ok(parent) = fs::canonicalize(parent.unwrap_or(Path::new("."))) else {
+        return false;
+    };
+    id(directory).is_some_and(|directory| parent.ancestors().any(|it| id(it) == Some(directory)))
 }
 
 /// Prints the content of a backup.

@@ -60,6 +60,7 @@ fn text(it: &Usage) -> String {
     if let Some(disk) = &it.disk {
         let free = disk.free;
         text.push_str(&match disk.full {
+            true if disk.no_free_inodes => "the file system has no free inodes: writes are refused. Remove files from it\n".to_owned(),
             true => format!("the disk is full, with {free} bytes free: writes are refused. Free disk space, or remove keys\n"),
             false => format!("disk: {free} bytes free, room for {} bytes of records\n", disk.room),
         });
@@ -155,9 +156,18 @@ and 2 more, who own less
                 "the disk is full, with 500 bytes free: writes are refused. Free disk space, or remove keys\n",
             ),
         ] {
-            let (free, room) = (500, 90);
-            usage.disk = Some(DiskRoom { free, room, full });
+            let (free, room, no_free_inodes) = (500, 90, false);
+            usage.disk = Some(DiskRoom {
+                free,
+                no_free_inodes,
+                room,
+                full,
+            });
             assert_eq!(text(&usage), format!("{sums}{line}\n4 clients own keys\n"));
         }
+        if let Some(disk) = &mut usage.disk {
+            disk.no_free_inodes = true;
+        }
+        assert!(text(&usage).contains("no free inodes"));
     }
 }

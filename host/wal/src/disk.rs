@@ -32,6 +32,10 @@ pub trait Disk: Send + Sync {
     fn sync_directory(&self) -> io::Result<()>;
     /// Bytes that can still be allocated.
     fn free_bytes(&self) -> io::Result<u64>;
+    /// Whether another file can be created, as far as the number of files limits it.
+    fn has_free_inodes(&self) -> io::Result<bool> {
+        Ok(true)
+    }
     /// A random number that other parties cannot guess.
     fn entropy(&self) -> u64;
     /// Why this process must stop using the directory: it was removed, replaced or unlocked, so
@@ -206,6 +210,12 @@ impl Disk for Directory {
     fn free_bytes(&self) -> io::Result<u64> {
         let stat = rustix::fs::statvfs(&self.path)?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn has_free_inodes(&self) -> io::Result<bool> {
+        let stat = rustix::fs::statvfs(&self.path)?;
+        // Without a limit, such as on btrfs, the total is zero.
+        Ok(stat.f_files == 0 || stat.f_favail > 0)
     }
 
     fn entropy(&self) -> u64 {

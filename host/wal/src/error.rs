@@ -204,8 +204,8 @@ pub(crate) fn unreadable_reason(error: &io::Error) -> String {
 pub struct Damage {
     /// The damaged file.
     pub file: String,
-    /// The first byte that cannot be trusted.
-    pub offset: u64,
+    /// The first byte that cannot be trusted. None if the file itself is intact.
+    pub offset: Option<u64>,
     /// What is wrong.
     pub reason: String,
     /// The first record that cannot be read, if known.
@@ -214,13 +214,20 @@ pub struct Damage {
     pub lost_to: Option<LogPosition>,
 }
 
+impl Damage {
+    /// The file, the place in it, and what is wrong.
+    #[must_use]
+    pub fn place(&self) -> String {
+        match self.offset {
+            Some(offset) => format!("{} is damaged at byte {offset}: {}", self.file, self.reason),
+            None => format!("{}: {}", self.file, self.reason),
+        }
+    }
+}
+
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} is damaged at byte {}: {}. ",
-            self.file, self.offset, self.reason
-        )?;
+        write!(f, "{}. ", self.place())?;
         match (self.lost_from, self.lost_to) {
             (Some(from), Some(to)) => {
                 write!(
@@ -233,7 +240,7 @@ impl fmt::Display for Damage {
         }
         write!(
             f,
-            "Nothing was changed. `statehouse doctor DIR` examines every file; `statehouse doctor DIR --salvage FILE` saves what can still be read. Otherwise restore a backup or a copy of the directory"
+            "Nothing was changed. `statehouse doctor DIR` examines every file; `statehouse doctor DIR --salvage FILE` saves the newest consistent state that can still be read, if there is one. Otherwise restore a backup or a copy of the directory"
         )
     }
 }
@@ -263,7 +270,7 @@ mod tests {
         for (lost_from, lost_to) in lost.iter().flat_map(|from| lost.map(|to| (*from, to))) {
             let damage = Damage {
                 file: "000000000001.log".to_owned(),
-                offset: 64,
+                offset: Some(64),
                 reason: "a frame is damaged".to_owned(),
                 lost_from,
                 lost_to,

@@ -60,6 +60,8 @@ impl Default for LogTimes {
 pub struct LogFigures {
     /// Free bytes of the file system.
     pub free: u64,
+    /// Whether the file system has no free inodes, so that no file can be created.
+    pub no_free_inodes: bool,
     /// Segments that recovery needs, including their unused part.
     pub log: u64,
     /// Older segments and snapshots.
@@ -92,7 +94,8 @@ impl Log {
         let load = |it: &std::sync::atomic::AtomicU64| it.load(Ordering::Acquire);
         let room = load(&self.refuse_at_bytes).saturating_sub(load(&self.appended_bytes));
         LogFigures {
-            free: load(&self.free_bytes),
+            free: load(&self.disk_free_bytes),
+            no_free_inodes: self.no_free_inodes.load(Ordering::Acquire),
             log: all + snapshots - history - snapshot,
             history,
             snapshot,

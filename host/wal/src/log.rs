@@ -55,9 +55,9 @@ pub struct Log {
     pub(crate) refuse_at_bytes: AtomicU64,
     /// True if the disk is too small for more state, regardless of the length of the log.
     pub(crate) is_short: AtomicBool,
-    /// True while a group waits for a segment that a full disk refused. Spares do not help: the
-    /// group may be longer than they are, and later groups are written after it.
-    pub(crate) waits_for_room: AtomicBool,
+    /// Bytes of the segment that a full disk refused, while a group waits for it; else 0. Spares do
+    /// not help: the group may be longer than they are, and later groups are written after it.
+    pub(crate) awaited_bytes: AtomicU64,
     /// Length of the log at which the disk budget requires a snapshot.
     pub(crate) snapshot_after_max: AtomicU64,
     /// Bytes that the snapshot in progress has taken from the disk.
@@ -67,8 +67,12 @@ pub struct Log {
     released: AtomicU64,
     /// Free bytes in the current segment.
     pub(crate) tail_bytes: AtomicU64,
-    /// Free bytes of the disk when they were last read.
+    /// Free bytes for the budget of the log: 0 if the disk refused a segment.
     pub(crate) free_bytes: AtomicU64,
+    /// Free bytes of the disk when they were last read.
+    pub(crate) disk_free_bytes: AtomicU64,
+    /// Whether the disk refused a segment because it has no free inodes.
+    pub(crate) no_free_inodes: AtomicBool,
     /// Bytes of the spare segments.
     pub(crate) spare_bytes: AtomicU64,
     /// Length of the newest snapshot.

@@ -82,7 +82,7 @@ pub(crate) struct Recovered {
     pub(crate) severed: Vec<u64>,
     pub(crate) snapshots: Vec<SnapshotInfo>,
     /// Snapshots that cannot be used, with the reason.
-    pub(crate) damaged: Vec<(u64, String)>,
+    pub(crate) damaged: Vec<(u64, Damage)>,
     pub(crate) range: Range,
     /// The offset at which the frames of the last segment end.
     pub(crate) end_offset: usize,
@@ -101,7 +101,7 @@ struct Plan {
     chain: Chain,
     store: StoreId,
     snapshots: Vec<SnapshotInfo>,
-    damaged: Vec<(u64, String)>,
+    damaged: Vec<(u64, Damage)>,
 }
 
 /// Examines a snapshot without its blocks. A lack of rights or of open files says nothing about the
@@ -152,10 +152,11 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
             return Ok(None);
         }
         let mut damage = damage(files::segment(1), 0, "the whole log is missing");
-        damage.lost_to = Some(LogPosition(survey.witness()));
-        damage.lost_from = Some(LogPosition(
-            survey.snapshots.last().map_or(1, |last| last + 1),
-        ));
+        let lost_from = survey.snapshots.last().map_or(1, |last| last + 1);
+        damage.lost_from = Some(LogPosition(lost_from));
+        // The names of the remaining files may be no evidence of a record.
+        let lost_to = Some(survey.witness()).filter(|witness| *witness >= lost_from);
+        damage.lost_to = lost_to.map(LogPosition);
         return Err(Error::Damaged(damage));
     };
     let store = last.header.store;
@@ -177,13 +178,13 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
                     format,
                 });
             }
-            Err(
-                Fault::Damaged { reason, .. }
-                | Fault::Refused {
-                    message: reason, ..
-                },
-            ) => {
-                damaged.push((position, reason));
+            Err(Fault::Damaged { offset, reason }) => {
+                let file = files::snapshot(position);
+                damaged.push((position, damage(file, offset, &reason)));
+            }
+            Err(Fault::Refused { message, .. }) => {
+                let file = files::snapshot(position);
+                damaged.push((position, damage(file, 0, &message)));
             }
         }
     }
@@ -258,7 +259,8 @@ impl Plan {
                             tracing::warn!(file = %name, offset, reason, "the snapshot is damaged; an older one is read instead");
                             self.snapshots
                                 .retain(|other| other.position != info.position);
-                            self.damaged.push((info.position, reason));
+                            self.damaged
+                                .push((info.position, damage(name, offset, &reason)));
                             sink.reset();
                         }
                         Err(fault) => return Err(fault.into_error(&name)),
@@ -283,7 +285,7 @@ impl Plan {
         let would_serve = |at: u64| at < position.0 && self.chain.reach(at).is_some();
         let in_the_way = self.damaged.iter().rfind(|(at, _)| would_serve(*at));
         match (in_the_way, self.chain.broken) {
-            (Some((at, reason)), _) => Error::Damaged(damage(files::snapshot(*at), 0, reason)),
+            (Some((_, damage)), _) => Error::Damaged(damage.clone()),
             // It is unknown how far back the log reached beyond the damage.
             (None, Some(broken)) => Error::Damaged(broken),
             (None, None) => Error::NotRetained { position },
@@ -291,15 +293,19 @@ impl Plan {
     }
 
     fn no_base_at_all(self) -> Error {
-        let first = self
-            .chain
-            .links
-            .first()
-            .map_or(1, |link| link.header.position);
+        let first = self.chain.links.first().map(|link| link.header);
+        let (number, first) = first.map_or((1, 1), |header| (header.number, header.position));
         let mut lost = match (self.chain.broken, self.damaged.last()) {
             (Some(damage), _) => damage,
-            (None, Some((position, reason))) => damage(files::snapshot(*position), 0, reason),
-            (None, None) => damage(files::snapshot(first - 1), 0, "the file is missing"),
+            (None, Some((_, damage))) => damage.clone(),
+            (None, None) => {
+                let reason = format!("no snapshot leads to its first record, {first}");
+                let offset = None;
+                Damage {
+                    offset,
+                    ..damage(files::segment(number), 0, &reason)
+                }
+            }
         };
         lost.lost_from = Some(LogPosition(
             self.snapshots.last().map_or(1, |info| info.position + 1),
@@ -435,7 +441,7 @@ struct Replay {
 fn lost_records(name: &str, offset: usize, reason: &str, from: u64, to: Option<u64>) -> Error {
     Error::Damaged(Damage {
         file: name.to_owned(),
-        offset: offset as u64,
+        offset: Some(offset as u64),
         reason: reason.to_owned(),
         lost_from: Some(LogPosition(from)),
         lost_to: to.map(LogPosition),

@@ -322,7 +322,7 @@ impl Fault {
         match self {
             Self::Damaged { offset, reason } => Error::Damaged(crate::error::Damage {
                 file: name.to_owned(),
-                offset,
+                offset: Some(offset),
                 reason,
                 lost_from: None,
                 lost_to: None,

@@ -141,7 +141,7 @@ pub(crate) struct Chain {
 pub(crate) fn damage(file: String, offset: u64, reason: &str) -> Damage {
     Damage {
         file,
-        offset,
+        offset: Some(offset),
         reason: reason.to_owned(),
         lost_from: None,
         lost_to: None,

@@ -103,6 +103,9 @@ impl Log {
     /// request.
     #[must_use]
     pub fn room(&self) -> Room {
+        if self.waits_for_room() {
+            return Room::None;
+        }
         let appended = self.appended_bytes.load(Ordering::Acquire);
         let refuses = self.is_short.load(Ordering::Acquire)
             || appended >= self.refuse_at_bytes.load(Ordering::Acquire);
@@ -111,9 +114,6 @@ impl Log {
                 true => Room::Tight,
                 false => Room::Plenty,
             };
-        }
-        if self.waits_for_room.load(Ordering::Acquire) {
-            return Room::None;
         }
         let tail = self.tail_bytes.load(Ordering::Acquire);
         if self.spare_bytes.load(Ordering::Acquire) > 0
@@ -131,7 +131,8 @@ impl Log {
     pub fn fits(&self, bytes: u64) -> bool {
         let appended = self.appended_bytes.load(Ordering::Acquire);
         let after = appended.saturating_add(bytes);
-        !self.is_short.load(Ordering::Acquire)
+        !self.waits_for_room()
+            && !self.is_short.load(Ordering::Acquire)
             && after < self.refuse_at_bytes.load(Ordering::Acquire)
     }
 
@@ -201,11 +202,10 @@ impl Log {
             .disk
             .free_bytes()
             .map_err(Error::io("ask for free space in", "the data directory"));
-        let free_bytes = if full {
-            0
-        } else {
-            *free.as_ref().unwrap_or(&0)
-        };
+        let disk_free_bytes = *free.as_ref().unwrap_or(&0);
+        self.disk_free_bytes
+            .store(disk_free_bytes, Ordering::Release);
+        let free_bytes = if full { 0 } else { disk_free_bytes };
         self.free_bytes.store(free_bytes, Ordering::Release);
         // Read before the files are counted: bytes that are appended in between then count twice
         // rather than never.
@@ -231,7 +231,21 @@ impl Log {
         let written = self.written_bytes.load(Ordering::Acquire);
         let since = written.saturating_sub(self.snapshot_at_bytes.load(Ordering::Acquire));
         // While only removals are accepted, the log hardly grows, and only a snapshot frees space.
-        since > self.snapshot_after_bytes() || since > 0 && self.is_short()
+        // It cannot be finished while a group waits for room.
+        !self.waits_for_room()
+            && (since > self.snapshot_after_bytes() || since > 0 && self.is_short())
+    }
+
+    /// Whether a group waits for free space. It gets the space of the history and of the spares,
+    /// because no other record can be written before it.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.awaited_bytes.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether a group waits for more than the free space of the disk.
+    pub(crate) fn lacks_room(&self) -> bool {
+        let awaited = self.awaited_bytes.load(Ordering::Acquire);
+        awaited > 0 && self.disk.free_bytes().is_ok_and(|free| free < awaited)
     }
 
     /// Whether only a snapshot or removals can free space.
@@ -262,6 +276,14 @@ impl Log {
         after.saturating_mul(2) + 2 * self.options.segment_bytes
     }
 
+    /// How many spares to prepare.
+    fn spares_min(&self, budget: &Budget) -> usize {
+        match self.waits_for_room() {
+            true => 0,
+            false => budget.spares_min(),
+        }
+    }
+
     /// How many spares to keep next to this number of segments: those that will soon be reused, or
     /// else what the log will need until the next snapshot.
     pub(crate) fn spares_max(
@@ -272,7 +294,7 @@ impl Log {
     ) -> usize {
         let left = budget.log_max();
         if self.is_short() || left <= budget.log {
-            return budget.spares_min();
+            return self.spares_min(budget);
         }
         let in_segments = |bytes: u64| bytes / self.options.segment_bytes;
         // Cannot truncate: there are at most about a hundred thousand.
@@ -419,18 +441,35 @@ impl Log {
         };
         self.snapshot_bytes.store(snapshot_bytes, Ordering::Release);
         let budget = self.divide(false)?;
-        let retired = self
-            .retire(now_ms, &budget)
+        // A group that waits gets the spares first.
+        let trimmed = match self.waits_for_room() {
+            true => self.trim(&budget),
+            false => Ok(()),
+        };
+        let retired = trimmed
+            .and_then(|()| self.retire(now_ms, &budget))
             .and_then(|()| self.trim(&budget));
-        let prepared = self.prepare(budget.spares_min());
+        let prepared = self.prepare(self.spares_min(&budget));
         let spares = locked(&self.catalogue).spares.len() as u64;
         self.spare_bytes
             .store(spares * self.options.segment_bytes, Ordering::Release);
         // A snapshot in progress takes room only temporarily.
         let full = prepared.as_ref().is_err_and(Error::is_full)
             && !self.snapshotting.load(Ordering::Acquire);
+        self.note_inodes(full || self.waits_for_room());
         self.divide(full)?;
         retired.and(prepared).and(noted)
+    }
+
+    /// Finds out whether the disk is `full` for lack of inodes. Only then: some file systems always
+    /// report that none is free.
+    fn note_inodes(&self, full: bool) {
+        let no_inodes = full && self.disk.has_free_inodes().is_ok_and(|has| !has);
+        if !self.no_free_inodes.swap(no_inodes, Ordering::AcqRel) && no_inodes {
+            tracing::error!(
+                "the file system of the data directory has no free inodes: the log can create no file there, whatever the free bytes are. Remove files"
+            );
+        }
     }
 
     fn prepare(&self, spares: usize) -> Result<(), Error> {

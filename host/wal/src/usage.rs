@@ -11,7 +11,7 @@ use crate::files::Kind;
 use crate::inspect::{FileReport, Verdict};
 use crate::options::Options;
 
-/// The disk space that a log uses, in bytes.
+/// The disk space that a log uses. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// Segments that recovery needs, including their unused part.
@@ -26,6 +26,8 @@ pub struct DiskUse {
     pub temporary: u64,
     /// Free bytes of the file system.
     pub free: u64,
+    /// Whether the file system has no free inodes, so that no file can be created.
+    pub no_free_inodes: bool,
     /// Whether a store refuses growth with these figures. A store that already refuses it continues
     /// to do so until slightly more is free.
     pub refuses_writes: bool,
@@ -38,6 +40,8 @@ impl DiskUse {
         let free = disk
             .free_bytes()
             .map_err(Error::io("ask for free space in", "the data directory"))?;
+        // A file system that does not report inodes counts as one with free inodes.
+        let no_free_inodes = disk.has_free_inodes().is_ok_and(|has| !has);
         let is_whole = |file: &&FileReport| {
             matches!(file.kind, Kind::Snapshot(_)) && file.verdict == Verdict::Clean
         };
@@ -45,6 +49,7 @@ impl DiskUse {
         let kept = newest.and_then(|it| it.first).map_or(0, |it| it.0);
         let mut used = Self {
             free,
+            no_free_inodes,
             snapshot: newest.map_or(0, |it| it.bytes),
             ..Self::default()
         };

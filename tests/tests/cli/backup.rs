@@ -455,3 +455,49 @@ fn restore_refuses_a_directory_with_other_files() {
     server.run(&["doctor", "used"]).code(0);
     restore(2).says("used holds a store already");
 }
+
+/// Such a file would replace one of the store, or a start would take it for a part of the log.
+#[test]
+fn backup_inside_the_data_directory_is_refused() {
+    let mut server = Server::restartable(&[]);
+    server.store("client").set("key", "value");
+    symlink(data(&server), server.directory().join("link")).unwrap();
+    fs::create_dir(data(&server).join("below")).unwrap();
+    for file in [
+        "statehouse-data/000000000001.log",
+        "statehouse-data/000000000099.log",
+        "statehouse-data/below/backup",
+        "link/000000000099.log",
+    ] {
+        for command in [
+            &["snapshot", "--force", file][..],
+            &["doctor", "--force", "--salvage", file],
+        ] {
+            server
+                .run(command)
+                .code(2)
+                .says("is inside the data directory");
+        }
+    }
+    assert!(!data(&server).join("000000000099.log").exists());
+    server.kill();
+    server.restart();
+    let value = server.store("client").get("key");
+    assert_eq!(value, Some(b"value".to_vec()));
+}
+
+/// A module that cannot be written says nothing about the backup.
+#[test]
+fn restore_that_cannot_write_does_not_blame_the_backup() {
+    let server = Server::restartable(&[("policy", policies::faulty())]);
+    server.run(&["snapshot", "backup"]).code(0);
+    let target = server.directory().join("target");
+    fs::create_dir(&target).unwrap();
+    fs::write(target.join("policies"), "").unwrap();
+    let ran = server
+        .run(&["restore", "backup", "--data", "target"])
+        .code(3)
+        .says("target: was not restored: cannot write")
+        .says("restore again");
+    assert!(!ran.stderr.contains("the backup"), "{ran:?}");
+}

@@ -266,8 +266,32 @@ fn damaged_snapshot_is_reported() {
         found["refused"].as_str().unwrap().contains(name),
         "{found:#}"
     );
+    assert!(
+        !found["refused"].as_str().unwrap().contains("at byte 0:"),
+        "{found:#}"
+    );
+    // Nothing else leads to a state.
+    let text = server.run(&["doctor", "restored"]).code(1).text();
+    assert!(
+        text.contains("No consistent state") && !text.contains("--salvage"),
+        "{text}"
+    );
+    server
+        .run(&["doctor", "restored", "--salvage", "salvaged"])
+        .code(1)
+        .says("restore a backup");
     flip(&snapshot, find(&snapshot, b"this is value number 0000"));
     server.run(&["doctor", "restored"]).code(1);
+    fs::remove_file(&snapshot).unwrap();
+    let found = server
+        .run(&["doctor", "restored", "--json"])
+        .code(1)
+        .object();
+    let refused = found["refused"].as_str().unwrap();
+    assert!(
+        refused.contains("no snapshot leads to its first record"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 use std::{
     fs::{self, OpenOptions},
-    io::Write,
+    io::{BufRead, BufReader, Write},
     net::TcpListener,
-    process::Command,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -295,4 +295,24 @@ fn environment_sets_the_listen_addresses() {
     assert_eq!(server.addresses().len(), 2);
     let connack = server.connect("client").connack.clone().unwrap();
     assert_eq!(connack.reason, 0);
+}
+
+/// Standard output may be a file on the full disk that the store is on.
+#[test]
+fn full_standard_output_does_not_stop_the_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--data"]);
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    serve.arg(&data).stdout(full).stderr(Stdio::piped());
+    let mut child = serve.spawn().unwrap();
+    let log = BufReader::new(child.stderr.take().unwrap());
+    let mut lines = log.lines().map_while(Result::ok);
+    let warned = lines.any(|line| line.contains("cannot write to standard output"));
+    let data = data.to_str().unwrap();
+    let ready = run(&["ready", "--wait", "30s", "--data", data], b"");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(warned);
+    ready.code(0);
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use statehouse_tests::{
-    Hlc, Server, Store,
+    Admin, Hlc, Server, Store,
     client::PATIENCE,
     small::{
         FileSystem::{self, Ext4, Tmpfs},
@@ -273,7 +273,7 @@ fn removals_beyond_the_reserve_are_refused() {
     assert_eq!(store.get(key(removed)), Some(b"value".to_vec()));
     assert_eq!(store.get("expires"), None);
     assert_eq!(store.ask(&["DEL", "absent"]).payload(), b":0\r\n");
-    server.wait_for_log("also the reserve for removals");
+    server.wait_for_log("no room on the disk for the next records");
     server.kill();
     while small.free_bytes() > 0 {
         take_all_room(&small);
@@ -306,4 +306,61 @@ fn full_disk_without_a_store_name_serves_reads() {
     assert!(!name.exists());
     let value = server.store("client").get("key");
     assert_eq!(value, Some(b"value".to_vec()));
+}
+
+/// Waits until the server counts with at most this much room. It asks the file system once a second.
+fn wait_for_free_bytes(small: &Small, most: u64) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let (_, page) = Admin::at(small.data().as_ref()).ask("GET", "/metrics", b"");
+        let value = |line: &str| {
+            line.strip_prefix("statehouse_disk_free_bytes ")?
+                .parse()
+                .ok()
+        };
+        let free: u64 = page.lines().find_map(value).unwrap();
+        if free <= most {
+            return;
+        }
+        assert!(
+            Instant::now() < end,
+            "the server does not notice that other files fill the disk"
+        );
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Regression: the record of a long write needs a segment of its own, and the disk had no room for
+/// it beside the spare segments. All other writes waited behind it without end.
+#[test]
+fn long_write_gets_the_room_of_spare_segments() {
+    const FREE: usize = 900_000;
+    let Some(small) = Small::mount(Tmpfs, 8) else {
+        return;
+    };
+    let server = start(&small, &[]);
+    let mut store = server.store("client");
+    store.set("old", "value");
+    // Until the log has prepared its segments.
+    let is_spare = |file: &fs::DirEntry| file.path().extension().is_some_and(|it| it == "spare");
+    let end = Instant::now() + PATIENCE;
+    while fs::read_dir(small.data())
+        .unwrap()
+        .flatten()
+        .filter(is_spare)
+        .count()
+        < 2
+    {
+        assert!(Instant::now() < end, "the log prepares no segments");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let filler = small.path().join("of another program");
+    fs::write(&filler, vec![1; small.free_bytes() - FREE]).unwrap();
+    wait_for_free_bytes(&small, FREE as u64);
+    let long = vec![b'x'; 1_000_000];
+    let answer = store.ask(&[b"SET".as_slice(), b"long", &long]);
+    assert_eq!(answer.payload(), b"+OK\r\n");
+    assert_eq!(store.get("old"), Some(b"value".to_vec()));
+    fs::remove_file(filler).unwrap();
+    retry_write(&mut store, "next");
 }

@@ -65,7 +65,7 @@ pub trait Journal: Send + Sync {
     fn shortage(&self) -> &'static str {
         match self.room() {
             JournalRoom::Nothing => {
-                "the disk is full, also the reserve for removals: all writes are refused. Free disk space"
+                "there is no room on the disk for the next records: all writes are refused. Free disk space"
             }
             _ => "the disk is full: writes are refused, reads and removals are not",
         }

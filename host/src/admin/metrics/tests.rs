@@ -35,6 +35,7 @@ fn figures(leader: Option<LeaderFigures>) -> ClusterFigures {
 fn log_figures() -> statehouse_wal::LogFigures {
     statehouse_wal::LogFigures {
         free: 1,
+        no_free_inodes: false,
         log: 1,
         history: 1,
         snapshot: 1,

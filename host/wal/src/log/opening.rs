@@ -64,7 +64,7 @@ impl Opened {
             damaged_snapshots: recovered
                 .damaged
                 .iter()
-                .map(|(at, why)| (LogPosition(*at), why.clone()))
+                .map(|(at, damage)| (LogPosition(*at), damage.reason.clone()))
                 .collect(),
         }
     }
@@ -174,7 +174,7 @@ impl Log {
             wait_at_bytes: AtomicU64::new(u64::MAX),
             refuse_at_bytes: AtomicU64::new(u64::MAX),
             is_short: AtomicBool::new(false),
-            waits_for_room: AtomicBool::new(false),
+            awaited_bytes: AtomicU64::new(0),
             snapshot_after_max: AtomicU64::new(u64::MAX),
             temporary_bytes: Arc::default(),
             state_bytes: Mutex::default(),
@@ -182,6 +182,8 @@ impl Log {
             released: AtomicU64::new(position),
             tail_bytes: AtomicU64::new(bytes - HEADER_BYTES as u64),
             free_bytes: AtomicU64::new(0),
+            disk_free_bytes: AtomicU64::new(0),
+            no_free_inodes: AtomicBool::new(false),
             spare_bytes: AtomicU64::new(spare_bytes),
             snapshot_bytes: AtomicU64::new(snapshot_bytes),
             written_bytes: AtomicU64::new(0),

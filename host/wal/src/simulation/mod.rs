@@ -171,6 +171,7 @@ struct World {
     fail_write_in: Option<u64>,
     fail_sync_in: Option<u64>,
     capacity_bytes: Option<u64>,
+    capacity_files: Option<usize>,
     written: Written,
     trace: Option<Vec<Event>>,
 }
@@ -367,6 +368,11 @@ impl Simulation {
         locked(&self.world).capacity_bytes = bytes;
     }
 
+    /// Makes the disk run out of inodes when it has this many files.
+    pub fn limit_files(&self, files: Option<usize>) {
+        locked(&self.world).capacity_files = files;
+    }
+
     /// Makes the block at an offset of a file unreadable, as a broken sector does. A write to it
     /// fails, too, because a file system reads a block before it changes a part of it.
     pub fn break_block(&self, name: &str, offset: usize) {
@@ -430,8 +436,12 @@ impl Disk for Simulation {
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let is_full = !self.has_free_inodes()?;
         let mut world = self.world()?;
         World::due(&mut world.fail_write_in)?;
+        if is_full && !world.names.contains_key(name) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         let inode = world.inodes.len();
         world.inodes.push(Inode::default());
         world.name(NameOp::Set {
@@ -498,6 +508,11 @@ impl Disk for Simulation {
         Ok(world.capacity_bytes.map_or(u64::MAX / 2, |capacity| {
             capacity.saturating_sub(world.used_bytes())
         }))
+    }
+
+    fn has_free_inodes(&self) -> io::Result<bool> {
+        let world = self.world()?;
+        Ok((world.capacity_files).is_none_or(|most| world.names.len() < most))
     }
 
     fn entropy(&self) -> u64 {

@@ -491,3 +491,15 @@ fn full_disk_at_a_rename_is_temporary_only_at_a_start() {
     assert!(matches!(error, Error::Failed(_)), "{error}");
     assert!(log.failure().is_some() && !error.is_temporary());
 }
+
+#[test]
+fn missing_log_without_a_witness_names_no_last_record() {
+    let disk = Simulation::new(1);
+    drop(filled(&disk, 3));
+    let disk = disk.kill();
+    disk.remove(&files::segment(1)).expect("there");
+    let text = open(&disk, small())
+        .expect_err("the log is missing")
+        .to_string();
+    assert!(text.contains("Records from 1 on"), "{text}");
+}

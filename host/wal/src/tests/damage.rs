@@ -123,7 +123,7 @@ fn refusal_names_the_place_and_the_loss() {
     let Err(Error::Damaged(damage)) = open(&disk, small()) else {
         panic!("damage")
     };
-    assert_eq!((&damage.file, damage.offset), (&middle.name, 64));
+    assert_eq!((&damage.file, damage.offset), (&middle.name, Some(64)));
     assert_eq!(
         (damage.lost_from, damage.lost_to),
         (middle.first, middle.last)

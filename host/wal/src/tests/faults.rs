@@ -206,6 +206,79 @@ fn reserve_ends_while_a_long_group_waits_for_room() {
     assert_eq!(log.room(), Room::Plenty);
 }
 
+/// A log on a disk with 4 MiB besides its segments of 256 KiB.
+fn on_four_mebibytes(disk: &Simulation) -> Log {
+    let options = Options {
+        segment_bytes: 1 << 18,
+        ..small()
+    };
+    let (log, ..) = open(disk, options).expect("opens");
+    log.maintain(1).expect("room for spares");
+    disk.limit_bytes(Some(disk.used_bytes() + (4 << 20)));
+    log.maintain(2).expect("the spares are there");
+    assert_eq!(log.room(), Room::Plenty);
+    log
+}
+
+/// The free bytes do not hold the segment of this group.
+#[test]
+fn no_room_is_left_while_a_long_group_waits() {
+    let disk = Simulation::new(1);
+    let log = on_four_mebibytes(&disk);
+    while !log.snapshot_due() {
+        log.append(&[&[1; 1000]]).expect("small");
+        log.commit().expect("there is room");
+    }
+    let group = (5 << 20) + (64 << 10);
+    log.append(&[&vec![1_u8; group]]).expect("small");
+    assert!(log.commit().is_err_and(|error| error.is_full()));
+    for now_ms in 3..5 {
+        assert_eq!(log.room(), Room::None);
+        assert!(!log.snapshot_due(), "it could not be finished");
+        log.maintain(now_ms).expect("nothing is prepared");
+    }
+    disk.limit_bytes(None);
+    log.commit().expect("room again");
+    log.maintain(5).expect("room again");
+    assert_eq!(log.room(), Room::Plenty);
+}
+
+/// Nothing else can be written before the group.
+#[test]
+fn long_group_that_waits_gets_the_room_of_spares() {
+    let disk = Simulation::new(1);
+    let log = on_four_mebibytes(&disk);
+    let group = (4 << 20) + (64 << 10);
+    log.append(&[&vec![1_u8; group]]).expect("small");
+    assert!(log.commit().is_err_and(|error| error.is_full()));
+    assert_eq!(log.room(), Room::None);
+    assert!(!log.fits(1));
+    log.maintain(3).expect("removes the spares");
+    log.commit().expect("the room of the spares");
+    assert!(!log.waits_for_room());
+}
+
+#[test]
+fn missing_inodes_are_not_reported_as_missing_bytes() {
+    let disk = Simulation::new(1);
+    disk.limit_bytes(Some(64 << 20));
+    let (log, ..) = open(&disk, small()).expect("opens");
+    disk.limit_files(Some(disk.list().expect("a directory").len()));
+    assert!(log.maintain(1).is_err_and(|error| error.is_full()));
+    let figures = log.figures();
+    assert!(
+        figures.no_free_inodes && figures.free > 32 << 20,
+        "{figures:?}"
+    );
+    let files = inspect(&disk).expect("a directory").files;
+    let used = crate::DiskUse::of(&disk, &files).expect("a size");
+    assert!(used.no_free_inodes && used.free > 32 << 20, "{used:?}");
+    disk.limit_files(None);
+    log.maintain(2).expect("inodes again");
+    assert!(!log.figures().no_free_inodes);
+    assert_eq!(log.room(), Room::Plenty);
+}
+
 #[test]
 fn group_of_too_many_records_is_refused() {
     let most = crate::limits::FRAME_RECORDS_MAX as usize;

@@ -77,7 +77,7 @@ fn unreadable_header_of_the_last_segment_is_damage() {
     let (disk, ..) = written();
     disk.break_block(&files::segment(3), 0);
     let damage = refused(&disk.kill());
-    assert_eq!((damage.file, damage.offset), (files::segment(3), 0));
+    assert_eq!((damage.file, damage.offset), (files::segment(3), Some(0)));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn unreadable_block_among_the_last_frames_is_damage() {
         let damage = refused(&broken);
         assert_eq!(
             (damage.file, damage.offset),
-            (files::segment(3), offset as u64)
+            (files::segment(3), Some(offset as u64))
         );
         assert!(
             damage.reason.contains("cannot be read"),
@@ -158,7 +158,7 @@ fn unreadable_block_of_needed_history_is_damage() {
     };
     assert_eq!(
         (damage.file, damage.offset),
-        (files::segment(2), BLOCK_BYTES as u64)
+        (files::segment(2), Some(BLOCK_BYTES as u64))
     );
     assert_eq!(
         (damage.lost_from, damage.lost_to),
