@@ -99,12 +99,20 @@ impl Audit {
     /// of a client whether or not the client has proven to be the user.
     pub fn refused_operator(&self, refused: &Refused<'_>, is_proven: bool) {
         self.count(refused.what);
-        self.log(Kind::of_operator(refused, is_proven), refused);
+        self.log(Kind::of(By::Store, refused).with_proof(is_proven), refused);
     }
 
-    /// Logs a refusal by the broker, which has already counted it.
-    pub fn refused_by_broker(&self, refused: &Refused<'_>) {
-        self.log(Kind::of(By::Broker, refused), refused);
+    /// Like [`refused`](Self::refused), for an authenticated client: a flood of unauthenticated ones
+    /// must not hide its line, even if it has an address.
+    pub(crate) fn refused_client(&self, refused: &Refused<'_>) {
+        self.count(refused.what);
+        self.log(Kind::of(By::Store, refused).with_proof(true), refused);
+    }
+
+    /// Logs a refusal by the broker, which has already counted it. `is_proven`: the client is
+    /// authenticated.
+    pub fn refused_by_broker(&self, refused: &Refused<'_>, is_proven: bool) {
+        self.log(Kind::of(By::Broker, refused).with_proof(is_proven), refused);
     }
 
     fn log(&self, kind: Kind, refused: &Refused<'_>) {
@@ -164,7 +172,8 @@ impl Audit {
 }
 
 impl Kind {
-    /// Only clients that are known by their address alone have an address here.
+    /// Unless [`with_proof`](Self::with_proof) says otherwise, a refusal with an address is one of a
+    /// client that is known by its address alone.
     fn of(by: By, refused: &Refused<'_>) -> Self {
         Self {
             by,
@@ -173,10 +182,10 @@ impl Kind {
         }
     }
 
-    fn of_operator(refused: &Refused<'_>, is_proven: bool) -> Self {
+    fn with_proof(self, is_proven: bool) -> Self {
         Self {
             is_stranger: !is_proven,
-            ..Self::of(By::Store, refused)
+            ..self
         }
     }
 }
@@ -219,7 +228,7 @@ mod tests {
         assert_eq!(room(later), Some(7));
         assert_eq!(room(later), Some(0));
         audit.refused(&refused("publish", None));
-        audit.refused_by_broker(&refused("subscribe", None));
+        audit.refused_by_broker(&refused("subscribe", None), true);
         assert_eq!(audit.counts(), [("connect", max + 9), ("publish", 1)]);
     }
 
@@ -240,6 +249,13 @@ mod tests {
         ] {
             assert_eq!(audit.room(Kind::of(by, &refused), now), Some(0));
         }
+        // A client that is authenticated and not yet connected has an address too.
+        let audit = Audit::default();
+        for by in [By::Store, By::Broker] {
+            let stranger = Kind::of(by, &refused("connect", peer));
+            while audit.room(stranger, now).is_some() {}
+            assert_eq!(audit.room(stranger.with_proof(true), now), Some(0));
+        }
     }
 
     /// Regression: requests without credentials hid the refusals of users that had logged in.
@@ -249,13 +265,14 @@ mod tests {
         let now = Instant::now();
         let peer = Some("192.0.2.1:7");
         for peer in [peer, None] {
-            let flood = Kind::of_operator(&refused("administer", peer), false);
+            let flood = Kind::of(By::Store, &refused("administer", peer)).with_proof(false);
             while audit.room(flood, now).is_some() {}
         }
         let user = Refused {
             user: Some("reader"),
             ..refused("administer", peer)
         };
-        assert_eq!(audit.room(Kind::of_operator(&user, true), now), Some(0));
+        let user = Kind::of(By::Store, &user).with_proof(true);
+        assert_eq!(audit.room(user, now), Some(0));
     }
 }

@@ -20,6 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::Deserialize;
 use statehouse_mqtt::{Identity, Proof};
 use x509_cert::Certificate;
+use x509_cert::attr::AttributeTypeAndValue;
+use x509_cert::der::asn1::Any;
 use x509_cert::der::oid::db::rfc4519::CN;
 use x509_cert::der::{Decode, Tag, Tagged};
 use x509_cert::name::Name;
@@ -38,7 +40,7 @@ pub enum CertificatesError {
     Table(PathBuf, Box<dyn std::error::Error + Send + Sync>),
     /// The subject is not a distinguished name.
     #[error(
-        "{0}: `{1}` is not a subject: write it as `openssl x509 -noout -subject -nameopt RFC2253` prints it, such as \"CN=press-4,O=Contoso\""
+        "{0}: `{1}` is not a subject: write it as `openssl x509 -noout -subject -nameopt RFC2253` prints it, such as \"CN=press-4,O=Contoso\", and a name that is not known as its OID, such as \"2.5.4.72=operator\""
     )]
     Subject(PathBuf, String),
     /// Two entries have the same subject.
@@ -209,17 +211,45 @@ fn subject(der: &[u8]) -> Option<Name> {
     Some(certificate.tbs_certificate.subject)
 }
 
+/// Names of attributes that openssl prints and x509-cert does not know, each with its OID.
+const NAMES: [(&str, &str); 7] = [
+    ("GN", "2.5.4.42"),
+    ("organizationIdentifier", "2.5.4.97"),
+    ("unstructuredName", "1.2.840.113549.1.9.2"),
+    ("unstructuredAddress", "1.2.840.113549.1.9.8"),
+    ("jurisdictionL", "1.3.6.1.4.1.311.60.2.1.1"),
+    ("jurisdictionST", "1.3.6.1.4.1.311.60.2.1.2"),
+    ("jurisdictionC", "1.3.6.1.4.1.311.60.2.1.3"),
+];
+
 /// Parses a distinguished name, with or without spaces around commas and equals signs.
 fn written(text: &str) -> Option<Subject> {
     let mut plain = String::with_capacity(text.len());
+    // Where the name of the attribute begins in `plain`. A value may contain equals signs.
+    let mut name = Some(0);
     let (mut escaped, mut after_separator) = (false, true);
-    for character in text.trim().chars() {
-        let is_separator = !escaped && matches!(character, ',' | '+' | '=');
+    for character in trimmed(text.trim_start()).chars() {
+        let is_separator = !escaped
+            && match character {
+                ',' | '+' => true,
+                '=' => name.is_some(),
+                _ => false,
+            };
         let is_space = !escaped && character == ' ';
         if is_separator {
-            while plain.ends_with(' ') && !plain.ends_with("\\ ") {
-                plain.pop();
-            }
+            plain.truncate(trimmed(&plain).len());
+            name = match name {
+                Some(begin) if character == '=' => {
+                    let known = NAMES
+                        .iter()
+                        .find(|it| it.0.eq_ignore_ascii_case(&plain[begin..]));
+                    if let Some((_, oid)) = known {
+                        plain.replace_range(begin.., oid);
+                    }
+                    None
+                }
+                _ => Some(plain.len() + 1),
+            };
         }
         if !(is_space && after_separator) {
             plain.push(character);
@@ -234,12 +264,44 @@ fn written(text: &str) -> Option<Subject> {
     Some(parts(&name))
 }
 
+/// Removes white space at the end, except an escaped space.
+fn trimmed(text: &str) -> &str {
+    let rest = text.trim_end();
+    let escapes = rest.bytes().rev().take_while(|it| *it == b'\\').count();
+    match escapes % 2 == 1 && text[rest.len()..].starts_with(' ') {
+        true => &text[..=rest.len()],
+        false => rest,
+    }
+}
+
 /// The sorted parts of a name.
 fn parts(name: &Name) -> Subject {
     let all = name.0.iter().flat_map(|part| part.0.iter());
-    let mut parts: Vec<_> = all.map(ToString::to_string).collect();
+    let mut parts: Vec<_> = all.map(part).collect();
     parts.sort_unstable();
     parts
+}
+
+/// An attribute, to compare. Authorities choose the type of a text, so the type does not count.
+fn part(attribute: &AttributeTypeAndValue) -> String {
+    let (oid, value) = (&attribute.oid, &attribute.value);
+    match text(value) {
+        Some(text) => format!("{oid}={text}"),
+        // The `#` keeps it apart from every text, which begins with an OID.
+        None => format!("#{attribute}"),
+    }
+}
+
+/// The value if it is a text of UTF-8, or of ASCII.
+fn text(value: &Any) -> Option<&str> {
+    let text = std::str::from_utf8(value.value()).ok()?;
+    match value.tag() {
+        Tag::Utf8String => Some(text),
+        Tag::PrintableString | Tag::Ia5String | Tag::TeletexString => {
+            Some(text).filter(|it| it.is_ascii())
+        }
+        _ => None,
+    }
 }
 
 /// The only Common Name of a name. `None` if there are several, since none of them is unambiguous.
@@ -266,6 +328,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use x509_cert::name::{RdnSequence, RelativeDistinguishedName};
 
     // Self-signed by openssl, because this module checks no signatures.
     const PRESS: &[u8] = include_bytes!("testdata/press.der");
@@ -365,5 +428,43 @@ mod tests {
         assert!(says(&no_name).contains("the user of `CN=a` is empty"));
         let twice = entry("CN=a,O=b", "user = 'a'") + &entry("O = b, CN = a", "user = 'b'");
         assert!(says(&twice).contains("has two entries"));
+        assert!(says(&entry("role=x", "user = 'a'")).contains("such as \"2.5.4.72="));
+    }
+
+    /// A subject with this attribute, of this type.
+    fn with(oid: &str, tag: Tag, value: &str) -> Subject {
+        let attribute = AttributeTypeAndValue {
+            oid: oid.parse().unwrap(),
+            value: Any::new(tag, value.as_bytes()).unwrap(),
+        };
+        let set = RelativeDistinguishedName::try_from(vec![attribute]).unwrap();
+        parts(&RdnSequence(vec![set]))
+    }
+
+    /// Regression: these were refused, or never matched. They are as openssl prints them.
+    #[test]
+    fn subjects_of_openssl_match_any_type_of_text() {
+        for (subject, oid, value) in [
+            ("organizationIdentifier=VATDE-1", "2.5.4.97", "VATDE-1"),
+            ("2.5.4.97=VATDE-1", "2.5.4.97", "VATDE-1"),
+            ("GN=Ann", "2.5.4.42", "Ann"),
+            ("SN = Lee", "2.5.4.4", "Lee"),
+            ("unstructuredName=un", "1.2.840.113549.1.9.2", "un"),
+            ("jurisdictionC=DE", "1.3.6.1.4.1.311.60.2.1.3", "DE"),
+            ("CN=trail\\ ", "2.5.4.3", "trail "),
+            (" CN = trail\\  ", "2.5.4.3", "trail "),
+            ("CN=end\\\\ ", "2.5.4.3", "end\\"),
+            ("CN=a = b", "2.5.4.3", "a = b"),
+        ] {
+            for tag in [Tag::Utf8String, Tag::PrintableString, Tag::Ia5String] {
+                assert_eq!(written(subject), Some(with(oid, tag, value)), "{subject}");
+            }
+        }
+        let several = written("CN=gn,SN=Lee,GN=Ann").unwrap();
+        assert_eq!(several, written("GN=Ann, SN=Lee, CN=gn").unwrap());
+        assert_eq!(several.len(), 3);
+        // Other bytes are not a text that looks like them.
+        let bytes = with("2.5.4.97", Tag::BmpString, "\0a");
+        assert_ne!(Some(bytes), written("2.5.4.97=\\#1e020061"));
     }
 }

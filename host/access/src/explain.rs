@@ -266,7 +266,7 @@ pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
             }
             for (line, text) in resource.open_placeholders(rule.line) {
                 let warning = format!(
-                    "`{text}` also matches names that only begin or end with the client's name, such as `press-10` for `press-1`: put a separator that no name contains next to the placeholder, such as `{{principal.username}}:*`"
+                    "`{text}` also matches names that only begin or end with the client's name, such as `press-10` for `press-1`: put a separator that no name contains next to the placeholder, such as the colon of `{{principal.username}}:*`"
                 );
                 warnings.push((line, warning));
             }
@@ -379,21 +379,20 @@ impl Resource {
         topics.chain(keys.iter().map(|it| (it.line, it.template.text())))
     }
 
-    /// Patterns of client ids and keys in which a placeholder touches a wildcard or another
-    /// placeholder, each with its line.
+    /// Client ids and keys in which a placeholder touches another placeholder or, in a pattern, a
+    /// wildcard, each with its line.
     fn open_placeholders(&self, line: usize) -> impl Iterator<Item = (usize, &str)> {
         let keys = match &self.kind {
             Kind::Keys { keys, .. } => &keys[..],
             _ => &[],
         };
-        let keys = keys.iter().filter(|it| it.is_pattern);
-        let keys = keys.map(|it| (it.line, &it.template));
+        let keys = keys.iter().map(|it| (it.line, &it.template, it.is_pattern));
         let clients = self.clients.iter().flatten();
-        let clients = clients.map(move |it| (line, it));
+        let clients = clients.map(move |it| (line, it, true));
         let open = clients
             .chain(keys)
-            .filter(|(_, it)| it.has_open_placeholder());
-        open.map(|(line, it)| (line, it.text()))
+            .filter(|(_, it, is_pattern)| it.has_open_placeholder(*is_pattern));
+        open.map(|(line, it, _)| (line, it.text()))
     }
 
     /// Whether the resource may apply to a client of which only the id is known.

@@ -352,10 +352,41 @@ impl Inner {
         Ok((identity, Instant::now().checked_add(bearer.remaining)))
     }
 
-    /// Whether the rules allow an action to a client. A refusal is logged and counted.
+    /// Whether a client may be connected. `peer` is its address, if it is not connected yet. A
+    /// refusal is logged and counted.
+    fn may_connect(&self, origin: &Origin, peer: Option<SocketAddr>) -> bool {
+        if *origin.client == *OPERATOR_CLIENT {
+            self.refuse("connect", origin, peer, &explain::OPERATORS_ONLY);
+            return false;
+        }
+        if !origin.identity.is_proven() {
+            let why = "the password, the token or the certificate of this client is no longer valid, or stands for another user";
+            self.refuse("authenticate", origin, peer, &why);
+            return false;
+        }
+        self.allows(origin, peer, "connect", b"", Grants::may_connect)
+    }
+
+    /// Logs and counts a refusal of an authenticated client.
+    fn refuse(
+        &self,
+        what: &'static str,
+        origin: &Origin,
+        peer: Option<SocketAddr>,
+        why: &dyn fmt::Display,
+    ) {
+        self.audit.refused_client(&Refused {
+            peer,
+            ..Refused::of_client(what, origin, why)
+        });
+    }
+
+    /// Whether the rules allow an action to a client. `peer` is its address, if it is not connected
+    /// yet. A refusal is logged and counted.
     fn allows(
         &self,
         origin: &Origin,
+        peer: Option<SocketAddr>,
         what: &'static str,
         on: &[u8],
         may: impl FnOnce(&Grants) -> bool,
@@ -365,8 +396,7 @@ impl Inner {
         };
         let allowed = may(&rules.grants(origin));
         if !allowed {
-            let why = NoRule(what, on);
-            self.audit.refused(&Refused::of_client(what, origin, &why));
+            self.refuse(what, origin, peer, &NoRule(what, on));
         }
         allowed
     }
@@ -440,34 +470,31 @@ impl Access for AccessControl {
     }
 
     fn may_connect(&self, origin: &Origin) -> bool {
-        if *origin.client == *OPERATOR_CLIENT {
-            let refused = Refused::of_client("connect", origin, &explain::OPERATORS_ONLY);
-            self.0.audit.refused(&refused);
-            return false;
-        }
-        if !origin.identity.is_proven() {
-            let why = "the password, the token or the certificate of this client is no longer valid, or stands for another user";
-            let refused = Refused::of_client("authenticate", origin, &why);
-            self.0.audit.refused(&refused);
-            return false;
-        }
-        self.0.allows(origin, "connect", b"", Grants::may_connect)
+        self.0.may_connect(origin, None)
+    }
+
+    fn may_connect_from(&self, origin: &Origin, peer: SocketAddr) -> bool {
+        self.0.may_connect(origin, Some(peer))
     }
 
     fn may_publish(&self, origin: &Origin, topic: &[u8]) -> bool {
         let may = |grants: &Grants| grants.may_publish(topic);
-        self.0.allows(origin, "publish", topic, may)
+        self.0.allows(origin, None, "publish", topic, may)
+    }
+
+    fn may_publish_will(&self, origin: &Origin, peer: SocketAddr, topic: &[u8]) -> bool {
+        let may = |grants: &Grants| grants.may_publish(topic);
+        self.0.allows(origin, Some(peer), "publish", topic, may)
     }
 
     fn may_subscribe(&self, origin: &Origin, filter: &[u8]) -> bool {
         if self.0.own_topics && own_topics::reaches_other_clients(&origin.client, filter) {
             let why = "its filter matches topics of other clients, which need a rule";
-            let refused = Refused::of_client("subscribe", origin, &why);
-            self.0.audit.refused(&refused);
+            self.0.refuse("subscribe", origin, None, &why);
             return false;
         }
         let may = |grants: &Grants| grants.may_subscribe(filter);
-        self.0.allows(origin, "subscribe", filter, may)
+        self.0.allows(origin, None, "subscribe", filter, may)
     }
 
     fn may_have_answer(&self, client: &str, asker: Option<&str>, topic: &[u8]) -> bool {
@@ -498,12 +525,15 @@ impl Access for AccessControl {
         if refusal.is_of_credentials() {
             self.0.audit.count("authenticate");
         }
-        self.0.audit.refused_by_broker(&Refused {
+        let refused = Refused {
             what: refusal.what.name(),
             peer: refusal.peer,
             client: refusal.client,
             user: refusal.user,
             why: &BrokerReason(refusal),
-        });
+        };
+        self.0
+            .audit
+            .refused_by_broker(&refused, refusal.is_admitted);
     }
 }

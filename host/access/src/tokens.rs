@@ -100,6 +100,9 @@ struct Key {
 struct Claims {
     sub: String,
     exp: u64,
+    /// Read so that a malformed one is refused: the validation would ignore it.
+    #[serde(rename = "nbf")]
+    _nbf: Option<f64>,
 }
 
 impl KeySet {
@@ -347,10 +350,11 @@ mod tests {
         let good = signed(&pair, &header, &claims(|_| {}));
         assert!(verify(&good).unwrap().remaining <= Duration::from_secs(100));
         type Edit = fn(&mut Json);
-        let wrong: [(&str, Edit); 12] = [
+        let wrong: [(&str, Edit); 13] = [
             ("expired", |it| it["exp"] = json!(now_s() - 1)),
             ("expired", |it| it["exp"] = json!(1)),
             ("not valid yet", |it| it["nbf"] = json!(now_s() + 1000)),
+            ("malformed", |it| it["nbf"] = json!("soon")),
             ("another audience", |it| it["aud"] = json!("else")),
             ("another issuer", |it| it["iss"] = json!("https://else")),
             ("lacks a claim", |it| {

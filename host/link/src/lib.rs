@@ -29,7 +29,9 @@ mod receipts;
 pub mod tls;
 
 pub use link::{Accepted, Arrival, End, Owner, Verdict, run};
-pub use loss::{describe, describe_io, describe_reason, is_refusal, is_untrusted};
+pub use loss::{
+    describe, describe_certificate, describe_io, describe_reason, is_refusal, is_untrusted,
+};
 pub use options::{Options, Place};
 pub use outlet::{Message, Outlet};
 pub use random::random;

@@ -298,12 +298,6 @@ fn describe_tls(error: &rustls::Error) -> String {
             "its certificate is for another name than the configured host name"
         }
         Error::InvalidCertificate(Bad::Revoked) => "its certificate is revoked",
-        // The verifier has a type of its own for this error, of a crate that is no dependency.
-        Error::InvalidCertificate(Bad::Other(error))
-            if format!("{error:?}").contains("CaUsedAsEndEntity") =>
-        {
-            "its certificate is that of an authority, which `openssl req -x509` makes by default: make one for a server with `-addext basicConstraints=critical,CA:FALSE`"
-        }
         Error::AlertReceived(Alert::CertificateRequired) => {
             "it wants a certificate of the client, and none was given"
         }
@@ -319,9 +313,41 @@ fn describe_tls(error: &rustls::Error) -> String {
             "it has no version or cipher of TLS in common with this client"
         }
         Error::InvalidMessage(_) => "the server at this address does not speak TLS",
-        other => return format!("TLS failed: {other}"),
+        other => {
+            return match describe_certificate(other) {
+                Some(what) => format!("its certificate {what}"),
+                None => format!("TLS failed: {other}"),
+            };
+        }
     };
     what.to_owned()
+}
+
+/// Describes a certificate that the verifier does not support, after its name in a sentence. `None`
+/// for all other errors.
+#[must_use]
+pub fn describe_certificate(error: &rustls::Error) -> Option<&'static str> {
+    let rustls::Error::InvalidCertificate(rustls::CertificateError::Other(error)) = error else {
+        return None;
+    };
+    // The verifier has a type of its own for these errors, of a crate that is no dependency.
+    let name = format!("{error:?}");
+    let flaws = [
+        (
+            "CaUsedAsEndEntity",
+            "is that of an authority, which `openssl req -x509` makes by default: make another one with `-addext basicConstraints=critical,CA:FALSE`",
+        ),
+        (
+            "UnsupportedCertVersion",
+            "has version 1 of X.509: issue it with extensions, such as by `openssl x509 -req -extfile FILE`",
+        ),
+        (
+            "UnsupportedCriticalExtension",
+            "has a critical extension that is not supported: issue it without this extension",
+        ),
+    ];
+    let flaw = flaws.into_iter().find(|(it, _)| name.contains(it));
+    flaw.map(|(_, what)| what)
 }
 
 /// Whether a connection failed because no trusted authority issued the server's certificate.
@@ -369,6 +395,47 @@ mod tests {
         let plain = ConnectionError::Io(io::ErrorKind::ConnectionRefused.into());
         assert_eq!(describe(&plain), "connection refused");
     }
+
+    #[test]
+    fn errors_of_the_verifier_are_described() {
+        let of_verifier = |name: &'static str| {
+            let error = rustls::OtherError(std::sync::Arc::new(Named(name)));
+            let error = rustls::CertificateError::Other(error);
+            describe_tls(&rustls::Error::InvalidCertificate(error))
+        };
+        for (name, says) in [
+            (
+                "CaUsedAsEndEntity",
+                "its certificate is that of an authority",
+            ),
+            ("UnsupportedCertVersion", "its certificate has version 1"),
+            (
+                "UnsupportedCriticalExtension",
+                "its certificate has a critical",
+            ),
+            ("Unnamed", "TLS failed: "),
+        ] {
+            let text = of_verifier(name);
+            assert!(text.starts_with(says), "{text}");
+        }
+    }
+
+    /// An error whose debug text is this name.
+    struct Named(&'static str);
+
+    impl std::fmt::Debug for Named {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Display for Named {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Error for Named {}
 
     #[test]
     fn bytes_that_are_not_mqtt_name_the_port() {

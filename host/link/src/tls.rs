@@ -33,7 +33,7 @@ pub enum TlsError {
     #[error("{0} holds a certificate that cannot be used: {1}")]
     Certificate(PathBuf, rustls::Error),
     /// A certificate and a key do not match, or their kind is not supported.
-    #[error("the certificate {0} cannot be used with its key: {1}")]
+    #[error("the certificate {0} cannot be used with its key: {why}", why = pair_reason(.1))]
     Pair(PathBuf, rustls::Error),
     /// The system has no root certificates.
     #[error(
@@ -43,6 +43,20 @@ pub enum TlsError {
     /// TLS cannot be set up.
     #[error("TLS cannot be used: {0}")]
     Setup(rustls::Error),
+}
+
+/// Why a certificate and a key cannot be used together, as the end of a sentence.
+#[must_use]
+pub fn pair_reason(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InconsistentKeys(_) => "the key belongs to another certificate".to_owned(),
+        // Of the provider, for each key that it cannot use.
+        rustls::Error::General(_) => "the key is damaged, or of a kind that is not supported: use ECDSA with P-256 or P-384, Ed25519, or RSA with 2048 to 4096 bits".to_owned(),
+        error => match crate::describe_certificate(error) {
+            Some(what) => format!("the certificate {what}"),
+            None => error.to_string(),
+        },
+    }
 }
 
 /// Builds the configuration of a client. `ca` is a file with the certificates to trust; without it
@@ -229,6 +243,18 @@ HB/uiKppHQ==
         // Within a line it is a character of the text.
         let within = "# \u{feff}\n".as_bytes();
         assert_eq!(without_marks(within), within);
+    }
+
+    #[test]
+    fn unusable_keys_are_described() {
+        let general = rustls::Error::General("failed to parse private key".to_owned());
+        let error = TlsError::Pair("a.crt".into(), general).to_string();
+        let says =
+            "its key: the key is damaged, or of a kind that is not supported: use ECDSA with P-256";
+        assert!(error.contains(says), "{error}");
+        let mismatch = rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch);
+        let error = TlsError::Pair("a.crt".into(), mismatch).to_string();
+        assert!(error.ends_with("belongs to another certificate"), "{error}");
     }
 
     #[test]

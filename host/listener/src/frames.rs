@@ -103,6 +103,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
         let Some(mask) = head.mask else {
             return protocol("a frame of the client is not masked");
         };
+        let shortest = match length {
+            0..126 => 6,
+            126..=0xffff => 8,
+            _ => 14,
+        };
+        if head_bytes > shortest {
+            return protocol("the length of a frame takes more bytes than it needs");
+        }
         let payload = Payload {
             left: length,
             mask,
@@ -141,6 +149,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
                 match kind {
                     Control::Ping => self.ping = Some(text),
                     Control::Close => {
+                        check_close(&text)?;
                         self.is_over = true;
                         self.close(CloseCode::Normal, "");
                     }
@@ -306,6 +315,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Frames<S> {
         self.close(CloseCode::Normal, "");
         ready!(self.poll_out(Side::Writer, cx))?;
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Checks the body of a Close frame of the peer: empty, or a status code and a reason (RFC 6455
+/// section 5.5.1).
+fn check_close(body: &[u8]) -> Result<(), Violation> {
+    match body.split_first_chunk::<2>() {
+        None if body.is_empty() => Ok(()),
+        None => Err((CloseCode::Protocol, "a Close frame has half a status code")),
+        Some((code, _)) if !CloseCode::from(u16::from_be_bytes(*code)).is_allowed() => {
+            let what = "a Close frame has a status code that must not be sent";
+            Err((CloseCode::Protocol, what))
+        }
+        Some((_, reason)) if std::str::from_utf8(reason).is_err() => Err((
+            CloseCode::Invalid,
+            "the reason of a Close frame is not UTF-8",
+        )),
+        Some(_) => Ok(()),
     }
 }
 

@@ -199,7 +199,7 @@ impl Socket for TcpStream {
 /// Why a handshake failed. The text is for the log.
 #[derive(Debug, thiserror::Error)]
 enum HandshakeError {
-    #[error("{0}")]
+    #[error("{why}", why = tls::describe_failure(.0))]
     Tls(io::Error),
     #[error(transparent)]
     Upgrade(UpgradeError),

@@ -212,9 +212,23 @@ pub trait Access: Send + Sync + 'static {
         true
     }
 
+    /// [`may_connect`](Self::may_connect) for a new connection, with the address that it comes from:
+    /// a log of refusals needs it, because the client does not become a connected one.
+    fn may_connect_from(&self, origin: &Origin, peer: SocketAddr) -> bool {
+        _ = peer;
+        self.may_connect(origin)
+    }
+
     /// Whether this client may publish an ordinary message, or a will, to this topic. Not called
     /// for topics that the service claims.
     fn may_publish(&self, origin: &Origin, topic: &[u8]) -> bool;
+
+    /// [`may_publish`](Self::may_publish) for the will of a new connection, with the address that
+    /// the connection comes from.
+    fn may_publish_will(&self, origin: &Origin, peer: SocketAddr, topic: &[u8]) -> bool {
+        _ = peer;
+        self.may_publish(origin, topic)
+    }
 
     /// Whether this client may subscribe to this well-formed filter. For a shared subscription it
     /// is the filter after `$share/NAME/`.

@@ -101,6 +101,7 @@ pub(crate) async fn accept(
             reason,
             text: Some(text),
             peer: Some(door.peer),
+            is_admitted: false,
             client: &client,
             user: user.as_deref(),
         });
@@ -130,8 +131,8 @@ pub(crate) async fn accept(
         return refuse(ReasonCode::SERVER_UNAVAILABLE, NO_LEASE);
     }
     let mut core = broker.lock();
-    let peer = door.peer.ip();
-    let accepted = core.connect(connect, admission.identity, peer, output, Instant::now())?;
+    let now = Instant::now();
+    let accepted = core.connect(connect, admission.identity, door.peer, output, now)?;
     let expires = admission.expires;
     let credentials = (method.is_some() || expires.is_some()).then(|| Credentials {
         method,

@@ -122,6 +122,7 @@ async fn receive_connect<R: AsyncRead + Unpin>(
             reason,
             text: Some(text),
             peer: Some(peer),
+            is_admitted: false,
             client: "",
             user: None,
         });

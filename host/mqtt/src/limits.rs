@@ -390,8 +390,8 @@ pub(crate) const ROUTER_NODE_BYTES: usize = 768;
 /// its list of members, rounded up.
 pub(crate) const GROUP_BYTES: usize = 512;
 
-/// How often a full queue, or the full table of retained messages, is searched for expired
-/// messages, so that a flood of messages does not search it for each.
+/// How often a queue that is full or of a disconnected client, or the full table of retained
+/// messages, is searched for expired messages. A flood of messages must not search it for each.
 pub(crate) const EXPIRED_SEARCH_PERIOD: Duration = Duration::from_secs(1);
 
 /// One above the largest Subscription Identifier (section 3.8.2.1.2).

@@ -49,6 +49,8 @@ pub struct Refusal<'a> {
     pub text: Option<&'a str>,
     /// The client's address; only known if it is not connected.
     pub peer: Option<SocketAddr>,
+    /// Whether the access control has admitted the client.
+    pub is_admitted: bool,
     /// The client identifier; empty if it is unknown.
     pub client: &'a str,
     /// The user, if it is known.

@@ -24,9 +24,10 @@ use crate::{
     codec::Will,
     exchanges::Exchanges,
     ledger::{Account, Holding, Kind},
+    limits::EXPIRED_SEARCH_PERIOD,
     link::{AckPosition, Link},
     persist::{ChangeLog, SessionLog},
-    session_queue::SessionQueue,
+    session_queue::{Orphan, SessionQueue},
 };
 
 #[derive(Debug)]
@@ -66,8 +67,8 @@ pub(crate) struct Session {
     /// The session's entry among the evictable sessions.
     pub(crate) evictable: Option<Instant>,
     pub(crate) link: Option<Link>,
-    /// When the full queue was last searched for expired messages.
-    pub(crate) searched: Option<Instant>,
+    /// When the queue was last searched for expired messages.
+    searched: Option<Instant>,
     /// Whether a dropped message was logged since the last connection.
     pub(crate) drop_logged: bool,
 }
@@ -284,13 +285,14 @@ impl Session {
     }
 
     /// Removes the connection and schedules the will and the expiry. During a shutdown wills wait
-    /// for the next start. Returns how many messages were dropped with the connection.
+    /// for the next start. Returns how many messages were lost with the connection, and those that
+    /// another session may receive.
     pub(crate) fn detach(
         &mut self,
         now: Instant,
         shutting_down: bool,
         change_log: &mut ChangeLog,
-    ) -> usize {
+    ) -> (usize, Vec<Orphan>) {
         self.link = None;
         let mut log = self.log(change_log);
         log.detached(now);
@@ -341,9 +343,32 @@ impl Session {
         self.will_due.is_some_and(|due| due <= now)
     }
 
-    /// When the next will or expiry is due.
+    /// Whether a search for expired messages is due. A flood of messages must not search the queue
+    /// for each of them.
+    pub(crate) fn may_search(&self, now: Instant) -> bool {
+        self.searched
+            .is_none_or(|at| now >= at + EXPIRED_SEARCH_PERIOD)
+    }
+
+    /// Drops the expired messages of the queue. Returns how many.
+    pub(crate) fn drop_expired(&mut self, now: Instant, change_log: &mut ChangeLog) -> usize {
+        self.searched = Some(now);
+        let mut log = self.log(change_log);
+        self.queue.drop_expired(now, &mut log)
+    }
+
+    /// When to search the queue of a disconnected client for expired messages. A connection finds
+    /// them when it sends the queue.
+    pub(crate) fn search_due(&self) -> Option<Instant> {
+        let expires = self.queue.expires().filter(|_| self.detached.is_some())?;
+        let earliest = self.searched.map(|at| at + EXPIRED_SEARCH_PERIOD);
+        Some(earliest.map_or(expires, |at| at.max(expires)))
+    }
+
+    /// When the next will, expiry or search for expired messages is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        [self.will_due, self.ends].into_iter().flatten().min()
+        let all = [self.will_due, self.ends, self.search_due()];
+        all.into_iter().flatten().min()
     }
 
     /// The current connection.

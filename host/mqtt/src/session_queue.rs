@@ -145,6 +145,8 @@ pub(crate) struct Recorded<'a> {
 #[derive(Debug)]
 pub(crate) struct SessionQueue {
     queue: VecDeque<Entry>,
+    /// No queued message expires before this.
+    expires: Option<Instant>,
     in_flight: FxHashMap<u16, InFlight>,
     bytes: Holding,
     last_packet_id: u16,
@@ -158,6 +160,7 @@ impl SessionQueue {
     pub(crate) fn new(bytes: Holding) -> Self {
         Self {
             queue: VecDeque::new(),
+            expires: None,
             in_flight: FxHashMap::default(),
             bytes,
             last_packet_id: 0,
@@ -201,14 +204,11 @@ impl SessionQueue {
                     },
                 );
             }
-            (None, Some(queued)) => {
-                self.pushed += 1;
-                self.queue.push_back(Entry {
-                    number,
-                    recorded: true,
-                    queued,
-                });
-            }
+            (None, Some(queued)) => self.push_back(Entry {
+                number,
+                recorded: true,
+                queued,
+            }),
             (None, None) => {}
         }
     }
@@ -276,7 +276,6 @@ impl SessionQueue {
 
     pub(crate) fn push(&mut self, queued: Queued, log: &mut SessionLog<'_>) {
         self.bytes.add(queued.cost_bytes());
-        self.pushed += 1;
         self.last_number += 1;
         let mut entry = Entry {
             number: self.last_number,
@@ -286,7 +285,18 @@ impl SessionQueue {
         if entry.queued.scope == Scope::Session {
             entry.record(log);
         }
+        self.push_back(entry);
+    }
+
+    fn push_back(&mut self, entry: Entry) {
+        self.pushed += 1;
+        self.expires = earlier(self.expires, entry.queued.message.expires);
         self.queue.push_back(entry);
+    }
+
+    /// When the next queued message expires, or earlier if that message has left the queue.
+    pub(crate) fn expires(&self) -> Option<Instant> {
+        self.expires
     }
 
     /// Records the message at the back if it is an answer that could not be sent at once.
@@ -436,9 +446,12 @@ impl SessionQueue {
         ids.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Drops messages that are for the ended connection only. Returns how many.
-    pub(crate) fn drop_transient(&mut self, log: &mut SessionLog<'_>) -> usize {
-        self.drop_queued(log, |queued| queued.scope == Scope::Connection)
+    /// Drops messages that do not outlive the connection: those at QoS 0, and those for this
+    /// connection only. Returns how many are lost, and those that another session may receive.
+    pub(crate) fn drop_transient(&mut self, log: &mut SessionLog<'_>) -> (usize, Vec<Orphan>) {
+        self.drop_or_orphan(log, |queued| {
+            queued.scope == Scope::Connection || queued.message.qos == QoS::AtMostOnce
+        })
     }
 
     /// Drops expired messages. Returns how many.
@@ -446,20 +459,14 @@ impl SessionQueue {
         self.drop_queued(log, |queued| queued.message.is_expired(now))
     }
 
-    /// Drops messages to topics that the client is no longer allowed to receive. Returns how many,
-    /// and those of them that another session may receive.
+    /// Drops messages to topics that the client is no longer allowed to receive. Returns how many
+    /// are lost, and those that another session may receive.
     pub(crate) fn drop_forbidden(
         &mut self,
         allowed: impl Fn(&[u8]) -> bool,
         log: &mut SessionLog<'_>,
     ) -> (usize, Vec<Orphan>) {
-        let mut orphans = Vec::new();
-        let dropped = self.drop_queued(log, |queued| {
-            let should_drop = !allowed(&queued.message.topic);
-            orphans.extend(queued.orphan().filter(|_| should_drop));
-            should_drop
-        });
-        (dropped, orphans)
+        self.drop_or_orphan(log, |queued| !allowed(&queued.message.topic))
     }
 
     /// The messages that another session of a group must receive after this session has ended
@@ -478,21 +485,40 @@ impl SessionQueue {
         sent.chain(unsent).filter_map(Queued::orphan).collect()
     }
 
+    fn drop_or_orphan(
+        &mut self,
+        log: &mut SessionLog<'_>,
+        should_drop: impl Fn(&Queued) -> bool,
+    ) -> (usize, Vec<Orphan>) {
+        let mut orphans = Vec::new();
+        let dropped = self.drop_queued(log, |queued| {
+            let should_drop = should_drop(queued);
+            if should_drop {
+                orphans.extend(queued.orphan());
+            }
+            should_drop
+        });
+        (dropped - orphans.len(), orphans)
+    }
+
     fn drop_queued(
         &mut self,
         log: &mut SessionLog<'_>,
         mut should_drop: impl FnMut(&Queued) -> bool,
     ) -> usize {
         let before = self.queue.len();
-        let mut freed = 0;
+        let (mut freed, mut expires) = (0, None);
         self.queue.retain(|entry| {
             let should_drop = should_drop(&entry.queued);
             if should_drop {
                 freed += entry.queued.cost_bytes();
                 record_removal(entry.number, entry.recorded, log);
+            } else {
+                expires = earlier(expires, entry.queued.message.expires);
             }
             !should_drop
         });
+        self.expires = expires;
         self.bytes.subtract(freed);
         self.popped = self.pushed - self.queue.len() as u64;
         self.trim();
@@ -518,6 +544,11 @@ impl SessionQueue {
     pub(crate) fn is_queue_empty(&self) -> bool {
         self.queue.is_empty()
     }
+}
+
+/// The earlier of two times that may be missing.
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    a.into_iter().chain(b).min()
 }
 
 fn record_removal(number: u64, recorded: bool, log: &mut SessionLog<'_>) {

@@ -2,7 +2,7 @@
 //! passes the time.
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -23,7 +23,8 @@ use crate::{
 };
 
 /// The address of test clients.
-pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(crate) const LOOPBACK: SocketAddr =
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 49_152));
 
 pub(crate) const OPEN: Duration = Duration::from_secs(1000);
 

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use statehouse_tests::{Ran, run};
+use statehouse_tests::{Background, Ran, command, run, wait::until};
 
 use crate::{
     authority::{Authority, ClientCertificate},
@@ -61,6 +61,13 @@ impl Site {
 
     /// Runs a command of the store's own client, with this certificate.
     fn ask(&self, certificate: Option<&str>, arguments: &[&str]) -> Ran {
+        let all = self.arguments(certificate, arguments);
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        run(&all, b"")
+    }
+
+    /// These arguments, and those of the connection.
+    fn arguments(&self, certificate: Option<&str>, arguments: &[&str]) -> Vec<String> {
         let url = format!("mqtts://{}", self.0.address);
         let ca = text(&self.0.authority.certificate);
         let files = certificate.map(|name| {
@@ -71,7 +78,7 @@ impl Site {
         if let Some([certificate, key]) = &files {
             all.extend(["--cert", certificate, "--cert-key", key]);
         }
-        run(&all, b"")
+        all.into_iter().map(str::to_owned).collect()
     }
 }
 
@@ -101,6 +108,38 @@ fn owners_table_assigns_users_and_attributes() {
     site.0
         .server
         .wait_for_log("anonymous clients are not let in");
+}
+
+/// Regression: a user or an attribute in the question removed the other one of the connection.
+#[test]
+fn explain_takes_the_rest_of_the_identity_from_the_connection() {
+    let site = Site::start(
+        r#"
+        [[certificate]]
+        subject = "CN=press"
+        user = "press"
+
+        [[certificate]]
+        subject = 'CN=building 17\, ca'
+        attributes = { building = "17" }
+        "#,
+    );
+    let watch = ["watch", "press/a", "--client-id", "press-4"];
+    let arguments = site.arguments(Some("press"), &watch);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let _watching = Background::start(&mut command(&arguments));
+    let explain = |more: &[&str]| {
+        let explain = ["authz", "explain", "press-4", "GET"];
+        site.0.server.run(&[&explain[..], more].concat())
+    };
+    until("the client is connected", || {
+        let text = explain(&["press/a"]).text();
+        text.contains("press-4 is connected; asked about as the user press, building=17")
+    });
+    explain(&["press/a", "--attribute", "line=1"]).code(0);
+    explain(&["building/a", "--attribute", "line=1"]).code(1);
+    explain(&["building/a", "--user", "other"]).code(0);
+    explain(&["press/a", "--user", "other"]).code(1);
 }
 
 #[test]

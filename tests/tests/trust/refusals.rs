@@ -106,13 +106,13 @@ impl Site {
         self.hello().login(user, password)
     }
 
-    /// The number of lines of the audit log with these words.
-    fn logged(&self, what: &str, why: &str) -> usize {
-        let what = format!("what={what:?}");
+    /// The number of lines of the audit log with these words, of a client at this address.
+    fn logged(&self, what: &str, peer: &str, why: &str) -> usize {
+        let words = [why, &format!("what={what:?}"), &format!("peer=\"{peer}")];
         let log = self.server.stderr();
         let audit = log.iter().filter(|line| line.contains("statehouse::audit"));
         audit
-            .filter(|line| line.contains(&what) && line.contains(why))
+            .filter(|line| words.iter().all(|it| line.contains(*it)))
             .count()
     }
 }
@@ -208,6 +208,12 @@ fn connecting() -> Vec<Case> {
             NOT_AUTHORIZED,
             ("connect", "no rule lets it connect"),
             |site| site.connack(&Connect::new("stranger")),
+        ),
+        by_access(
+            "connect",
+            NOT_AUTHORIZED,
+            ("publish", "no rule lets it publish closed"),
+            |site| site.connack(&site.hello().will(Publish::new("closed", "x"), 0)),
         ),
         by_access(
             "connect",
@@ -391,9 +397,15 @@ impl Case {
         let name = format!("{what} {code:#04x}");
         let counter =
             format!("mqtt_refused_total{{what={what:?},code=\"{code:#04x}\",reason={reason:?}}}");
+        // A connected client is found by its id.
+        let peer = if *what == "connect" {
+            "127.0.0.1:"
+        } else {
+            "-\""
+        };
         let seen = || {
             let counted = site.server.metric_if_any(&counter).unwrap_or(0);
-            (counted, site.logged(logged.0, logged.1))
+            (counted, site.logged(logged.0, peer, logged.1))
         };
         let before = seen();
         let expected = if *is_answered { *code } else { 0 };

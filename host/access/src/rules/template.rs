@@ -149,10 +149,10 @@ impl Template {
         self.parts.iter().all(|it| matches!(it, Part::Bytes(_)))
     }
 
-    /// Whether a placeholder of this pattern touches a wildcard or another placeholder.
+    /// Whether a placeholder touches another placeholder or, in a pattern, a wildcard.
     /// `{principal.username}*` matches all names that begin with the user's name: for `press-1`
     /// also those of `press-10`.
-    pub(crate) fn has_open_placeholder(&self) -> bool {
+    pub(crate) fn has_open_placeholder(&self, is_pattern: bool) -> bool {
         let is_placeholder = |part: &Part| !matches!(part, Part::Bytes(_));
         let touches_wildcard = |left: &Part, right: &Part| match (left, right) {
             (Part::Bytes(left), right) if is_placeholder(right) => ends_with_wildcard(left),
@@ -167,7 +167,8 @@ impl Template {
             .collect();
         parts.windows(2).any(|pair| {
             let [left, right] = pair else { return false };
-            is_placeholder(left) && is_placeholder(right) || touches_wildcard(left, right)
+            is_placeholder(left) && is_placeholder(right)
+                || is_pattern && touches_wildcard(left, right)
         })
     }
 

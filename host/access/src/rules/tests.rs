@@ -391,6 +391,32 @@ fn placeholder_without_a_separator_causes_a_warning() {
     }
 }
 
+/// Regression: the user `press1` with the client id `0x` had the key of the user `press` with the
+/// client id `10x`, without a warning.
+#[test]
+fn touching_placeholders_of_a_string_cause_a_warning() {
+    let warning_lines = |key: &str| {
+        let text = format!(
+            "[[rules]]\nprincipals.usernames = [\"*\"]\n\
+             brokerResources = [{{ method = \"Connect\" }}]\n\
+             stateStoreResources = [\n{{ method = \"Read\", keyType = \"String\", keys = ['{key}'] }}]\n"
+        );
+        let warnings = explain::warnings(&Rules::parse(&text).unwrap());
+        warnings.iter().map(|(line, _)| *line).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        warning_lines("{principal.username}{principal.clientId}"),
+        [5]
+    );
+    // A wildcard is literal in a string.
+    for closed in [
+        "{principal.username}:{principal.clientId}",
+        "{principal.username}*",
+    ] {
+        assert_eq!(warning_lines(closed), [0; 0], "{closed}");
+    }
+}
+
 fn any_rules() -> impl Strategy<Value = String> {
     let name = "[ab*]";
     let key =

@@ -80,6 +80,8 @@ async fn an_invalid_frame_ends_the_connection_with_a_code() {
     let mut unmasked = frame(0x82, b"a");
     unmasked[1] &= 0x7f;
     let endless = [&[0x82, 0xff], &[0xff; 8][..], &MASK].concat();
+    let longer = |head: &[u8], length: usize| [head, &MASK, &vec![0_u8; length][..]].concat();
+    let close = |code: u16, reason: &[u8]| frame(0x88, &[&code.to_be_bytes()[..], reason].concat());
     for (sent, code) in [
         (frame(0x81, b"text"), 1003),
         (frame(0x80, b"continues no message"), 1002),
@@ -90,6 +92,21 @@ async fn an_invalid_frame_ends_the_connection_with_a_code() {
         (frame(0x89, &[0; 126]), 1002),
         (unmasked, 1002),
         (endless, 1002),
+        (longer(&[0x82, 0xfe, 0, 125], 125), 1002),
+        (longer(&[0x89, 0xfe, 0, 1], 1), 1002),
+        (
+            longer(&[0x82, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff], 0xffff),
+            1002,
+        ),
+        (frame(0x88, &[3]), 1002),
+        (close(0, b""), 1002),
+        (close(999, b""), 1002),
+        (close(1005, b""), 1002),
+        (close(1006, b"lost"), 1002),
+        (close(1015, b""), 1002),
+        (close(2999, b""), 1002),
+        (close(5000, b""), 1002),
+        (close(1000, b"\xff"), 1007),
     ] {
         let (read, answered) = read(&sent).await;
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
@@ -99,6 +116,34 @@ async fn an_invalid_frame_ends_the_connection_with_a_code() {
             code,
             "{sent:?}"
         );
+    }
+}
+
+#[tokio::test]
+async fn valid_closes_and_lengths_are_accepted() {
+    for body in [
+        &b""[..],
+        b"\x03\xe8",
+        b"\x03\xe9leaves",
+        b"\x0f\xa0\xc3\xa9",
+    ] {
+        let (read, answered) = read(&frame(0x88, body)).await;
+        assert_eq!(read.unwrap(), b"");
+        assert_eq!(answered, [0x88, 2, 0x03, 0xe8], "{body:?}");
+    }
+    for length in [0, 125, 126, 0xffff, 0x1_0000] {
+        let payload = vec![7_u8; length];
+        let frame = match u16::try_from(length) {
+            Ok(_) => frame(0x82, &payload),
+            Err(_) => {
+                let head = [&[0x82, 0xff], &(length as u64).to_be_bytes()[..], &MASK].concat();
+                let mask = MASK.iter().cycle();
+                let masked = payload.iter().zip(mask).map(|(byte, mask)| byte ^ mask);
+                head.into_iter().chain(masked).collect()
+            }
+        };
+        let (read, answered) = read(&frame).await;
+        assert_eq!((read.unwrap(), answered), (payload, vec![]));
     }
 }
 

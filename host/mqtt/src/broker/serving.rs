@@ -117,13 +117,14 @@ impl Broker {
             reason: ReasonCode::SERVER_BUSY,
             text: Some("the broker has reached its limit of connections"),
             peer: Some(peer),
+            is_admitted: false,
             client: "",
             user: None,
         });
     }
 
-    /// Ends sessions and sends wills when they are due, and reads the wall clock periodically. Runs
-    /// until [`shutdown`](Self::shutdown).
+    /// Ends sessions, sends wills and drops expired messages of disconnected clients when they are
+    /// due, and reads the wall clock periodically. Runs until [`shutdown`](Self::shutdown).
     pub async fn run_timers(&self) {
         while !self.is_stopping() {
             let earlier = self.0.earlier.notified();

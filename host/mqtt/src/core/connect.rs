@@ -6,7 +6,7 @@ use statehouse_protocol::SessionId;
 use std::{
     borrow::Cow,
     hash::BuildHasher,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -53,7 +53,7 @@ impl Core {
         &mut self,
         mut connect: Connect,
         identity: Arc<Identity>,
-        peer: IpAddr,
+        peer: SocketAddr,
         output: &Arc<Output>,
         now: Instant,
     ) -> Result<Accepted, ConnectRefusal> {
@@ -76,7 +76,7 @@ impl Core {
         };
         let will = connect.will.take();
         // Must come before the core changes a session that another connection may have.
-        self.authorize_connect(&origin, will.as_ref())?;
+        self.authorize_connect(&origin, peer, will.as_ref())?;
         let session_expiry_s = self.granted_session_expiry_s(&connect, &client);
         let keep_alive_s = self.granted_keep_alive_s(connect.version, connect.keep_alive_s);
         let assigned = assigned.then_some(&*client);
@@ -84,12 +84,13 @@ impl Core {
         // Each of these properties binds the client, so the CONNACK must not omit any.
         if codec::connack_bytes(connect.version, &connack) > connect.packet_bytes_max as usize {
             let text = "CONNACK is larger than the Maximum Packet Size of this client";
-            return Err(self.refuse_connect(&origin, ReasonCode::PACKET_TOO_LARGE, text));
+            return Err(self.refuse_connect(&origin, peer, ReasonCode::PACKET_TOO_LARGE, text));
         }
 
         let existing = self.by_client.get(&client).copied();
-        let account = self.ledger.account(Owner::of(&origin.identity, peer));
-        self.check_room(&origin, will.as_ref(), existing, &account, now)?;
+        let account = (self.ledger).account(Owner::of(&origin.identity, peer.ip()));
+        self.check_room(will.as_ref(), existing, &account, now)
+            .map_err(|it| self.refuse_connect(&origin, peer, ReasonCode::QUOTA_EXCEEDED, it))?;
         let previous = existing.and_then(|key| {
             let user = origin.identity.user.as_deref();
             self.replace_connection(key, connect.clean_start, user, now)
@@ -97,7 +98,7 @@ impl Core {
         // The existing session may have ended with its connection.
         let (key, present) = self.resumed_or_new_session(&client, &account);
         self.attach(key, &origin, &account, !present, session_expiry_s, will);
-        origin.session = self.link(key, &connect, &origin, (peer, now), output)?;
+        origin.session = self.link(key, &connect, &origin, (peer.ip(), now), output)?;
         self.register_connection(key, &origin, now);
 
         connack.session_present = present;
@@ -126,11 +127,14 @@ impl Core {
     fn authorize_connect(
         &self,
         origin: &Origin,
+        peer: SocketAddr,
         will: Option<&Will>,
     ) -> Result<(), ConnectRefusal> {
-        let text = if !self.access.may_connect(origin) {
+        let is_forbidden =
+            |will: &Will| !(self.access).may_publish_will(origin, peer, &will.message.topic);
+        let text = if !self.access.may_connect_from(origin, peer) {
             "this client may not connect with this client identifier"
-        } else if will.is_some_and(|it| !self.access.may_publish(origin, &it.message.topic)) {
+        } else if will.is_some_and(is_forbidden) {
             "this client may not publish to the topic of its will"
         } else {
             return Ok(());
@@ -190,23 +194,23 @@ impl Core {
     }
 
     /// Checks the limits on sessions and wills. A returning client keeps the place of its existing
-    /// session, even if that session ends now or the limit was lowered.
+    /// session, even if that session ends now or the limit was lowered. Fails with the reason.
     fn check_room(
         &mut self,
-        origin: &Origin,
         will: Option<&Will>,
         existing: Option<SessionKey>,
         account: &Arc<Account>,
         now: Instant,
-    ) -> Result<(), ConnectRefusal> {
+    ) -> Result<(), &'static str> {
         if existing.is_none() && !self.has_room_for_session(account, now) {
-            let text = "the session limit is reached, for this user or address or for all clients";
-            return Err(self.refuse_connect(origin, ReasonCode::QUOTA_EXCEEDED, text));
+            return Err(
+                "the session limit is reached, for this user or address or for all clients",
+            );
         }
         if !self.has_room_for_will(will, existing, account) {
-            let text =
-                "wills of this user or address, or of all clients, exceed their memory limit";
-            return Err(self.refuse_connect(origin, ReasonCode::QUOTA_EXCEEDED, text));
+            return Err(
+                "wills of this user or address, or of all clients, exceed their memory limit",
+            );
         }
         Ok(())
     }
@@ -331,6 +335,7 @@ impl Core {
     fn refuse_connect(
         &self,
         origin: &Origin,
+        peer: SocketAddr,
         reason: ReasonCode,
         text: &'static str,
     ) -> ConnectRefusal {
@@ -338,7 +343,8 @@ impl Core {
             what: Refused::Connect,
             reason,
             text: Some(text),
-            peer: None,
+            peer: Some(peer),
+            is_admitted: true,
             client: &origin.client,
             user: origin.identity.user.as_deref(),
         });
@@ -455,14 +461,15 @@ impl Core {
         Some(output)
     }
 
-    /// Removes the link of a session and handles a will or an expiry that is due at once.
+    /// Removes the link of a session and handles a will or an expiry that is due at once. Dropped
+    /// messages of shared subscriptions are sent to another session of the group.
     fn unlink(&mut self, key: SessionKey, now: Instant) {
         let shutting_down = self.shutting_down;
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
         self.counts.connections_v311 -= usize::from(session.is_v311());
-        let dropped = session.detach(now, shutting_down, &mut self.change_log);
+        let (dropped, orphans) = session.detach(now, shutting_down, &mut self.change_log);
         for group in session.subscriptions().shared_filters() {
             self.router.set_connected(group, key, false);
         }
@@ -478,6 +485,7 @@ impl Core {
             self.schedule(key);
             self.update_evictable(key);
         }
+        self.redistribute(orphans, Requester::Ended, now);
     }
 
     /// Drops a will that the client may no longer publish.

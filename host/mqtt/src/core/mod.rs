@@ -64,8 +64,8 @@ pub(crate) struct Core {
     /// Disconnected, empty sessions, oldest first. The core evicts them to make room for new
     /// sessions.
     evictable: BTreeSet<(Instant, SessionKey)>,
-    /// When a will or the expiry of a disconnected session is due. Each session has at most one
-    /// entry.
+    /// When a will, the expiry of a disconnected session or a search for its expired messages is
+    /// due. Each session has at most one entry.
     deadlines: BTreeSet<(Instant, SessionKey)>,
     last_connection: ConnectionId,
     last_session: SessionId,
@@ -273,6 +273,7 @@ impl Core {
                 reason,
                 text,
                 peer: None,
+                is_admitted: true,
                 client: &session.client,
                 user: identity.and_then(|it| it.user.as_deref()),
             });
@@ -507,8 +508,8 @@ impl Core {
         self.change_log.set_clock(clock);
     }
 
-    /// Handles due wills and session expiries up to the work limit of a turn. Returns the next
-    /// deadline.
+    /// Handles due wills and session expiries, and drops expired messages of disconnected clients,
+    /// up to the work limit of a turn. Returns the next deadline.
     pub(crate) fn run_deadlines(&mut self, now: Instant) -> Option<Instant> {
         let work_end = self.work + WORK_PER_TURN_MAX;
         while self.work < work_end {
@@ -517,10 +518,14 @@ impl Core {
             if at > now {
                 return Some(at);
             }
-            if self.session(key)?.is_over(now) {
+            let session = self.session(key)?;
+            if session.is_over(now) {
                 self.end_session(key, now);
             } else {
-                self.send_will(key, now);
+                if session.is_will_due(now) {
+                    self.send_will(key, now);
+                }
+                self.drop_expired(key, now);
                 self.schedule(key);
                 self.update_evictable(key);
             }
@@ -529,7 +534,19 @@ impl Core {
         self.next_deadline()
     }
 
-    /// When the next session ends or the next will is due.
+    /// Drops the expired messages of a disconnected client, if a search is due. Otherwise they
+    /// would take the room of messages for other clients until the client returns.
+    fn drop_expired(&mut self, key: SessionKey, now: Instant) {
+        let session = session_at(&mut self.sessions, key);
+        let is_due = |session: &&mut Session| session.search_due().is_some_and(|at| at <= now);
+        if let Some(session) = session.filter(is_due) {
+            self.work += work::QUEUED_EXAMINED * session.queue.counts().0 as u64;
+            let dropped = session.drop_expired(now, &mut self.change_log);
+            self.counts.dropped += dropped as u64;
+        }
+    }
+
+    /// When the next session ends, will is due, or search for expired messages is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|(at, _)| *at)
     }

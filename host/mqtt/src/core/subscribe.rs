@@ -267,7 +267,7 @@ impl Core {
         self.work += work::QUEUED_EXAMINED * session.queue.counts().0 as u64;
         let mut log = session.log(&mut self.change_log);
         let (dropped, orphans) = session.queue.drop_forbidden(allowed, &mut log);
-        self.counts.dropped += (dropped - orphans.len()) as u64;
+        self.counts.dropped += dropped as u64;
         for filter in forbidden {
             let client = &*origin.client;
             let filter_text = &*String::from_utf8_lossy(&filter);

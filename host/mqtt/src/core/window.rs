@@ -12,7 +12,7 @@ use crate::{
     barrier::Barrier,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
     exchanges::Known,
-    limits::{EXPIRED_SEARCH_PERIOD, QUEUE_PARTS_FOR_ANSWERS},
+    limits::QUEUE_PARTS_FOR_ANSWERS,
     link::Link,
     persist::{ChangeLog, SessionLog},
     router::SessionKey,
@@ -159,8 +159,10 @@ impl Core {
             let is_answer = queued.scope == Scope::Answer;
             let mut log = session.log(&mut self.change_log);
             session.queue.push(queued, &mut log);
-            if present {
-                self.pump(key, now);
+            match present {
+                true => self.pump(key, now),
+                // The message may expire before the client returns.
+                false => self.schedule(key),
             }
             if is_answer
                 && log_has_room
@@ -434,11 +436,17 @@ pub(super) fn make_room(
     counts: &mut Counts,
     now: Instant,
 ) -> bool {
-    let bytes_max = match scope {
+    // Every owner may hold at least as much as one client may.
+    let floor = match scope {
         // The client had room when the broker accepted its request. Since then only answers to
         // requests accepted together with it were added.
         Scope::Answer => limits.queue_bytes_max.saturating_mul(2),
         Scope::Session | Scope::Connection => limits.queue_bytes_max,
+    };
+    let bytes_max = match scope {
+        // The value in the answer may be older than a lowered limit. The total limits it.
+        Scope::Answer if session.queue.bytes() <= limits.queue_bytes_max => usize::MAX,
+        _ => floor,
     };
     // Disconnected clients may use half of the total, so that their backlog cannot block a
     // connected client that keeps up.
@@ -447,16 +455,11 @@ pub(super) fn make_room(
         true if session.queue.bytes() + cost_bytes <= limits.queue_bytes_reserve => usize::MAX,
         true => limits.queue_bytes_total_max,
     };
-    // Every owner may hold at least as much as one client may.
-    let floor = bytes_max;
     let has_room = (session.queue).has_room(cost_bytes, bytes_max, total_max, floor);
-    let searched = session.searched;
-    if has_room || searched.is_some_and(|at| now < at + EXPIRED_SEARCH_PERIOD) {
+    if has_room || !session.may_search(now) {
         return has_room;
     }
-    session.searched = Some(now);
-    let mut log = session.log(change_log);
-    counts.dropped += session.queue.drop_expired(now, &mut log) as u64;
+    counts.dropped += session.drop_expired(now, change_log) as u64;
     (session.queue).has_room(cost_bytes, bytes_max, total_max, floor)
 }
 

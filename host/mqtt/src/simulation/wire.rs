@@ -115,7 +115,7 @@ impl Wire {
             .connect(
                 connect,
                 identity,
-                Ipv4Addr::LOCALHOST.into(),
+                (Ipv4Addr::LOCALHOST, 49_152).into(),
                 &output,
                 broker.now(),
             )

@@ -3,7 +3,11 @@
 use std::{fs, path::Path};
 
 use serde_json::Value as Json;
-use statehouse_tests::{command::subcommands, policies};
+use statehouse_tests::{
+    Admin, command,
+    command::{finish, subcommands},
+    policies,
+};
 
 use super::plant::Plant;
 use crate::tls::text;
@@ -59,6 +63,42 @@ fn every_command_refuses_a_wrong_password_in_words() {
             assert!(ran.stdout.is_empty(), "{ran:?}");
         }
     }
+}
+
+/// Regression: `authz explain` had no --ca, which its errors and its help named.
+#[test]
+fn explain_logs_in_with_the_token_of_the_store() {
+    let plant = Plant::start(&[]);
+    let (url, ca) = (plant.url(), plant.file("ca.crt"));
+    let token = Admin::of(&plant.server).token().to_owned();
+    let token = ("STATEHOUSE_ADMIN_TOKEN", &*token);
+    let explain = |more: &[&str], variables: &[(&str, &str)]| {
+        let explain = ["authz", "explain", "press-4", "GET", "k", "--admin", &url];
+        let mut explain = command(&[&explain[..], more].concat());
+        explain.envs(variables.iter().copied());
+        finish(explain, b"")
+    };
+    explain(&["--ca", &ca], &[token]).code(0);
+    explain(&[], &[token, ("STATEHOUSE_CA", &ca)]).code(0);
+    explain(&["--ca", &ca], &[]).code(2).says("--context");
+    let help = plant.run(&["authz", "explain", "--help"]).code(0).text();
+    assert!(!help.contains("--password-file"), "{help}");
+}
+
+/// Regression: the certificates were refused, since the URL of the store is unencrypted.
+#[test]
+fn certificates_may_be_for_the_admin_api_alone() {
+    let plant = Plant::start(&[]);
+    plant.server.store("press-4").set("k", "v");
+    let url = format!("mqtt://127.0.0.1:{}", plant.server.port());
+    let meta = ["get", "k", "--meta", "--url", &url];
+    let found = plant.run_as("reader", &meta).code(0).text();
+    assert!(found.contains("press-4"), "{found}");
+    let mut get = command(&["get", "k", "--url", &url]);
+    get.env("STATEHOUSE_CA", plant.file("ca.crt"));
+    finish(get, b"")
+        .code(2)
+        .says("STATEHOUSE_CA: certificates require an encrypted connection");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Tests of the core without sockets, by what clients receive, at times that the test chooses.
 
+mod absent;
 mod access;
 mod crash;
 mod delivery;

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Instant};
 
-use wire::Packet;
+use wire::{DisconnectReasonCode, Packet};
 
 use super::gating::{Held, subscribe};
-use crate::{Message, PropertiesBuilder, QoS, ReasonCode, testing::*};
+use crate::{Limits, Message, PropertiesBuilder, QoS, ReasonCode, testing::*};
 
 /// A client that sends requests and subscribes to the answers.
 fn requester(held: &Held, hello: Hello) -> Peer {
@@ -84,6 +84,39 @@ fn answer_sent_at_once_is_not_recorded() {
     let session = recovery.sessions.values().next().unwrap();
     let kept: Vec<_> = session.messages.values().collect();
     assert!(matches!(kept[..], [message] if message.packet_id == Some(id)));
+}
+
+/// Regression: each request for a value that was set under a higher limit ended the connection.
+#[test]
+fn answer_longer_than_a_lowered_queue_limit_is_sent() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let mut peer = requester(&held, Hello::new("a"));
+    held.broker.set_limits(Limits {
+        queue_bytes_max: 2000,
+        ..Limits::default()
+    });
+    let answer = |token: crate::Token| {
+        held.broker.batch(|batch| {
+            let message = Message::new("answers", "x".repeat(10_000), QoS::AtLeastOnce);
+            batch.answer(Some(&token), message);
+            batch.acknowledge(token, ReasonCode::SUCCESS, None);
+        });
+    };
+    let [first, second] = [1, 2].map(|id| ask(&mut peer, &service, Q::AtLeastOnce, id, held.now));
+    answer(first);
+    let packets = peer.receive();
+    assert!(
+        matches!(packets[..], [Packet::Publish(_), Packet::PubAck(_)]),
+        "{packets:?}"
+    );
+    // The client has not acknowledged the first one.
+    answer(second);
+    held.release();
+    assert_eq!(
+        disconnected(&peer.receive()),
+        Some(DisconnectReasonCode::QuotaExceeded)
+    );
 }
 
 #[test]
