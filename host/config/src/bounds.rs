@@ -17,7 +17,8 @@ settings! {
     #[command(next_help_heading = "Limits")]
     pub struct LimitFlags {
         /// Maximum number of keys in the store [default: 10000000]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_KEYS")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU64>, env = "STATEHOUSE_MAX_KEYS")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_keys: Option<NonZeroU64>,
 
         /// Maximum bytes of keys and values; each entry counts 128 bytes more [default: three
@@ -28,7 +29,8 @@ settings! {
 
         /// Maximum number of keys of one client; a key belongs to the client that wrote it last
         /// [default: three quarters of the store's limit]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_KEYS")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU64>, env = "STATEHOUSE_MAX_CLIENT_KEYS")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_client_keys: Option<NonZeroU64>,
 
         /// Maximum bytes of one client's keys and values, counted like the store's [default: three
@@ -41,17 +43,20 @@ settings! {
         #[arg(long, value_name = "BYTES", env = "STATEHOUSE_MAX_KEY_BYTES")]
         pub max_key_bytes: Option<KeyBytes>,
 
-        /// Maximum length of a value [default: 1048576]
+        /// Maximum length of a value [default: 1048576, less if the longest packet or a client's
+        /// queue has no room for it]
         #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_VALUE_BYTES")]
         #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_value_bytes: Option<NonZeroU64>,
 
         /// Maximum number of watches; a key counts once for each of its watchers [default: 1000000]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_WATCHES")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU64>, env = "STATEHOUSE_MAX_WATCHES")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_watches: Option<NonZeroU64>,
 
         /// Maximum number of keys that one client watches [default: 10000]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU64>, env = "STATEHOUSE_MAX_CLIENT_WATCHES")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_client_watches: Option<NonZeroU64>,
 
         /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 3100
@@ -64,44 +69,50 @@ settings! {
         pub max_packet_bytes: Option<PacketBytes>,
 
         /// Maximum bytes queued for one client before it is disconnected [default: an eighth of
-        /// --max-total-queue-bytes, at most 16 MiB, at least one packet]
+        /// --max-total-queue-bytes, at most 16 MiB, at least one packet if the total allows it]
         #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_QUEUE_BYTES")]
         #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_queue_bytes: Option<NonZeroU64>,
 
         /// Maximum bytes queued for all clients together; sessions of disconnected clients may use
-        /// half of it [default: an eighth of the memory, at most 512 MiB]
+        /// half of it [default: an eighth of the memory, at most 512 MiB, at least one packet]
         #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_TOTAL_QUEUE_BYTES")]
         #[serde(deserialize_with = "values::nonzero_file_size")]
         pub max_total_queue_bytes: Option<NonZeroU64>,
 
         /// Maximum number of connections [default: one for each 64 KiB of memory, at most 10000]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CONNECTIONS")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU64>, env = "STATEHOUSE_MAX_CONNECTIONS")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_connections: Option<NonZeroU64>,
 
         /// Maximum number of sessions, including those of disconnected clients [default: one for
         /// each 128 KiB of memory, at most 20000]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_SESSIONS")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU64>, env = "STATEHOUSE_MAX_SESSIONS")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_sessions: Option<NonZeroU64>,
 
         /// Maximum number of subscriptions of one client [default: 1024]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_SUBSCRIPTIONS")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU64>, env = "STATEHOUSE_MAX_CLIENT_SUBSCRIPTIONS")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_client_subscriptions: Option<NonZeroU64>,
 
         /// Maximum number of unacknowledged QoS 1 and 2 messages from one client, including
         /// requests: its Receive Maximum. An existing connection keeps the value that it was sent
         /// [default: 1024]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_IN_FLIGHT")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU16>, env = "STATEHOUSE_MAX_CLIENT_IN_FLIGHT")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_client_in_flight: Option<NonZeroU16>,
 
         /// Maximum number of messages that one client may publish per second, including requests;
         /// further ones are refused with 0x97, quota exceeded [default: unlimited]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_CLIENT_RATE")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU32>, env = "STATEHOUSE_MAX_CLIENT_RATE")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_client_rate: Option<NonZeroU32>,
 
         /// Maximum number of messages that all clients together may publish per second; further
         /// ones are refused with 0x97 [default: unlimited]
-        #[arg(long, value_name = "N", env = "STATEHOUSE_MAX_RATE")]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU32>, env = "STATEHOUSE_MAX_RATE")]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_rate: Option<NonZeroU32>,
     }
 }
@@ -148,18 +159,20 @@ impl LimitFlags {
         let default = statehouse_mqtt::Limits::default();
         let packet_bytes_max =
             (self.max_packet_bytes).map_or(default.packet_bytes_max, |PacketBytes(bytes)| bytes);
+        // A queue must hold at least one packet, so that a response with the longest value fits.
+        let queue_bytes_min = packet_bytes_max + limits::ENVELOPE_BYTES as usize;
         let queue_bytes_total_max = size(
             self.max_total_queue_bytes,
-            part(4, default.queue_bytes_total_max),
+            part(4, default.queue_bytes_total_max).max(queue_bytes_min),
         );
         let subscription_bytes_total_max = part(2, default.subscription_bytes_total_max);
         let of_total = |total: usize| total / limits::CLIENT_PARTS_OF_TOTAL;
         let queue_bytes_max = size(
             self.max_queue_bytes,
-            // At least one packet must fit, so that a response with the longest value fits.
             of_total(queue_bytes_total_max)
-                .max(packet_bytes_max + limits::ENVELOPE_BYTES as usize)
-                .min(default.queue_bytes_max),
+                .max(queue_bytes_min)
+                .min(default.queue_bytes_max)
+                .min(queue_bytes_total_max),
         );
         statehouse_mqtt::Limits {
             packet_bytes_max,
@@ -202,26 +215,13 @@ impl LimitFlags {
         attached: bool,
         memory: Memory,
     ) -> Result<Quota, ConfigError> {
-        let packet = broker.packet_bytes_max as u64;
-        let key_bytes_max = self.max_key_bytes.map_or(
-            limits::KEY_BYTES_MAX_DEFAULT.min(packet / 2),
-            |KeyBytes(bytes)| bytes,
-        );
-        let queue = match attached {
-            true => u64::MAX,
-            false => broker.queue_bytes_max as u64,
-        };
-        // If only the packet or the queue limit is lowered, the default limits of keys and values
-        // follow.
-        let room = packet.min(queue.saturating_sub(limits::ENVELOPE_BYTES));
-        let value_bytes_max =
-            limits::VALUE_BYTES_MAX_DEFAULT.min(room.saturating_sub(key_bytes_max));
+        let (key_bytes_max, value_bytes_max) = self.lengths(broker, attached)?;
         let pick = |set: Option<NonZeroU64>, default: u64| set.map_or(default, NonZeroU64::get);
         let quota = Quota {
             keys_max: pick(self.max_keys, limits::KEYS_MAX_DEFAULT),
             bytes_max: pick(self.max_bytes, memory.part(12, limits::BYTES_MAX_DEFAULT)),
             key_bytes_max,
-            value_bytes_max: pick(self.max_value_bytes, value_bytes_max),
+            value_bytes_max,
             watches_max: pick(self.max_watches, limits::WATCHES_MAX_DEFAULT),
             watches_per_connection_max: pick(
                 self.max_client_watches,
@@ -233,18 +233,56 @@ impl LimitFlags {
             fuel_max: self.max_fuel.unwrap_or_default().get(),
             ..Quota::default()
         };
-        let quota = quota.with_client(
+        Ok(quota.with_client(
             self.max_client_keys.map(NonZeroU64::get),
             self.max_client_bytes.map(NonZeroU64::get),
+        ))
+    }
+
+    /// The longest key and the longest value, in bytes. Fails if a packet has no room for both, or
+    /// if the queues have no room for an answer with the value: its client would be disconnected.
+    fn lengths(
+        &self,
+        broker: &statehouse_mqtt::Limits,
+        attached: bool,
+    ) -> Result<(u64, u64), ConfigError> {
+        let packet = broker.packet_bytes_max as u64;
+        let key = self.max_key_bytes.map_or(
+            limits::KEY_BYTES_MAX_DEFAULT.min(packet / 2),
+            |KeyBytes(bytes)| bytes,
         );
-        let (value, key) = (quota.value_bytes_max, quota.key_bytes_max);
-        if value.saturating_add(key) > packet {
-            return Err(ConfigError::Packet { value, key, packet });
+        let (name, queue) = match (broker.queue_bytes_total_max, broker.queue_bytes_max) {
+            // The foreign broker has the queues.
+            _ if attached => ("max_queue_bytes", u64::MAX),
+            (total, own) if total <= own => ("max_total_queue_bytes", total as u64),
+            (_, own) => ("max_queue_bytes", own as u64),
+        };
+        if let Some(value) = self.max_value_bytes.map(NonZeroU64::get) {
+            if value.saturating_add(key) > packet {
+                return Err(ConfigError::Packet { value, key, packet });
+            }
+            if value.saturating_add(limits::ENVELOPE_BYTES) > queue {
+                return Err(ConfigError::Queue { name, queue, value });
+            }
+            return Ok((key, value));
         }
-        if value.saturating_add(limits::ENVELOPE_BYTES) > queue {
-            return Err(ConfigError::Queue { value, queue });
+        // If only the limit of packets or of queues is lowered, that of values follows.
+        let queue_room = queue.saturating_sub(limits::ENVELOPE_BYTES);
+        let value = packet.min(queue_room).saturating_sub(key);
+        if value >= limits::VALUE_BYTES_DERIVED_MIN {
+            return Ok((key, value.min(limits::VALUE_BYTES_MAX_DEFAULT)));
         }
-        Ok(quota)
+        let least = key + limits::VALUE_BYTES_DERIVED_MIN;
+        let (name, bytes, least) = match packet <= queue_room {
+            true => ("max_packet_bytes", packet, least),
+            false => (name, queue, least + limits::ENVELOPE_BYTES),
+        };
+        Err(ConfigError::NoRoomForValues {
+            name,
+            bytes,
+            key,
+            least,
+        })
     }
 }
 

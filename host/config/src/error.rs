@@ -62,13 +62,31 @@ pub enum ConfigError {
     },
     /// A value whose response would disconnect the client that asks for it.
     #[error(
-        "a client's queue of max_queue_bytes ({queue}) cannot hold an answer with a value of max_value_bytes ({value}), so a client that asked for one would be disconnected: raise max_queue_bytes or lower max_value_bytes"
+        "{name} ({queue}) cannot hold an answer with a value of max_value_bytes ({value}), so a client that asked for one would be disconnected: raise {name} to at least {least} or lower max_value_bytes",
+        least = .value.saturating_add(limits::ENVELOPE_BYTES)
     )]
     Queue {
+        /// The setting that limits the queue, of a client or of all clients.
+        name: &'static str,
+        /// Its value in bytes.
+        queue: u64,
         /// Longest value.
         value: u64,
-        /// Queue of a client.
-        queue: u64,
+    },
+    /// A limit that leaves too little for values, whose own limit is not set.
+    #[error(
+        "{name} ({bytes}) leaves less than {min} bytes for a value beside a key of max_key_bytes ({key}): raise {name} to at least {least}, or lower max_key_bytes",
+        min = limits::VALUE_BYTES_DERIVED_MIN
+    )]
+    NoRoomForValues {
+        /// The setting.
+        name: &'static str,
+        /// Its value in bytes.
+        bytes: u64,
+        /// Longest key.
+        key: u64,
+        /// The least value of the setting that is accepted.
+        least: u64,
     },
     /// Both a foreign broker and listeners.
     #[error("a store behind a foreign broker does not listen: give broker or listen, not both")]

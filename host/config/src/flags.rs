@@ -84,30 +84,33 @@ settings! {
         /// [default: 10]
         #[arg(
             long,
-            value_name = "N",
+            value_name = "N", value_parser = values::number::<u32>,
             env = "STATEHOUSE_GUARD_FAILURES",
             help_heading = "Policies"
         )]
+        #[serde(deserialize_with = "values::file_number")]
         pub guard_failures: Option<u32>,
 
         /// Roll a policy back if the average fuel of its last 1000 requests exceeds this; 0 means
         /// never [default: 0]
         #[arg(
             long,
-            value_name = "FUEL",
+            value_name = "FUEL", value_parser = values::number::<u64>,
             env = "STATEHOUSE_GUARD_FUEL",
             help_heading = "Policies"
         )]
+        #[serde(deserialize_with = "values::file_number")]
         pub guard_fuel: Option<u64>,
 
         /// Re-execute one of every N requests on a fresh instance to detect hidden state (above
         /// 50000 requests per second, no more than at 50000); 0 means none [default: 1024]
         #[arg(
             long,
-            value_name = "N",
+            value_name = "N", value_parser = values::number::<u32>,
             env = "STATEHOUSE_PURITY_SAMPLE",
             help_heading = "Policies"
         )]
+        #[serde(deserialize_with = "values::file_number")]
         pub purity_sample: Option<u32>,
 
         /// Add the user property policy=NAME@DIGEST to each response
@@ -185,10 +188,11 @@ settings! {
         /// 100000]
         #[arg(
             long,
-            value_name = "N",
+            value_name = "N", value_parser = values::number::<NonZeroU64>,
             env = "STATEHOUSE_MAX_DUPLICATES",
             help_heading = "Durability"
         )]
+        #[serde(deserialize_with = "values::file_number")]
         pub max_duplicates: Option<NonZeroU64>,
 
         /// Maximum bytes of remembered requests [default: a thirty-second of the memory, at most 64

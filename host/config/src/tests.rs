@@ -73,6 +73,31 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
+fn errors_of_flags_name_the_range() {
+    let command = <Flags as clap::Args>::augment_args(clap::Command::new("serve"));
+    for (flag, value, expected) in [
+        ("--max-client-in-flight", "0", "from 1 to 65535"),
+        ("--max-client-in-flight", "70000", "from 1 to 65535"),
+        ("--max-client-rate", "0", "leave it out for no limit"),
+        (
+            "--max-sessions",
+            "0",
+            "a whole number from 1 to 18446744073709551615",
+        ),
+        (
+            "--max-client-keys",
+            "many",
+            "a whole number from 1 to 18446744073709551615",
+        ),
+        ("--purity-sample", "5000000000", "from 0 to 4294967295"),
+    ] {
+        let matches = command.clone().try_get_matches_from(["serve", flag, value]);
+        let error = matches.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn errors_name_the_line() {
     for (text, line, expected) in [
         (
@@ -82,7 +107,19 @@ fn errors_name_the_line() {
         ),
         ("whatever = 7\n", 1, "names of the flags"),
         ("max_memory = 7\n", 1, "names of the flags"),
-        ("\n\nmax_keys = 0\n", 3, "nonzero"),
+        (
+            "\n\nmax_keys = 0\n",
+            3,
+            "a whole number from 1 to 18446744073709551615",
+        ),
+        (
+            "max_duplicates = -1\n",
+            1,
+            "a whole number from 1 to 18446744073709551615",
+        ),
+        ("max_client_in_flight = 70000\n", 1, "from 1 to 65535"),
+        ("max_rate = 0\n", 1, "leave it out for no limit"),
+        ("guard_failures = 5000000000\n", 1, "from 0 to 4294967295"),
         ("max_bytes = 0\n", 1, "at least 1 byte"),
         ("max_bytes = \"512 apples\"\n", 1, "such as 4194304, 512MB"),
         (
@@ -93,11 +130,7 @@ fn errors_name_the_line() {
         ("dialect = \"redis\"\n", 1, "unknown variant `redis`"),
         ("max_packet_bytes = 12\n", 1, "at least 1024"),
         ("node = \"a:b\"\n", 1, "no `:`"),
-        (
-            "max_key_bytes = 1000000\n",
-            1,
-            "a key has at most 65535 bytes",
-        ),
+        ("max_key_bytes = 1000000\n", 1, "a key has 1 to 65535 bytes"),
     ] {
         let error = file(text).unwrap_err().to_string();
         assert_eq!(error, error.trim_end(), "something may follow it");
@@ -147,11 +180,71 @@ fn a_value_must_fit_into_a_packet() {
         error.to_string().contains("raise max_queue_bytes"),
         "{error}"
     );
+    // The foreign broker has the queues.
+    assert!(file("broker = \"mqtt://b\"\nmax_total_queue_bytes = 1\n").is_ok());
     let error = file("max_value_bytes = 5000000\n").unwrap_err();
     assert!(
         error.to_string().contains("raise max_packet_bytes"),
         "{error}"
     );
+}
+
+/// Regression: the default of `max_value_bytes` became 0, and every SET was refused.
+#[test]
+fn limits_without_room_for_values_are_refused_with_the_least() {
+    for (name, bytes, rest) in [
+        ("max_queue_bytes", 20_000, ""),
+        ("max_queue_bytes", 100, ""),
+        ("max_total_queue_bytes", 20_000, ""),
+        ("max_packet_bytes", 20_000, "max_key_bytes = 19990\n"),
+        ("max_packet_bytes", 2_000, "max_key_bytes = 65535\n"),
+    ] {
+        let text = |bytes: u64| format!("{name} = {bytes}\n{rest}");
+        let error = file(&text(bytes)).unwrap_err();
+        let ConfigError::NoRoomForValues { least, .. } = error else {
+            panic!("{name}: {error}");
+        };
+        let error = error.to_string();
+        assert!(
+            error.contains(&format!("raise {name} to at least {least}")),
+            "{error}"
+        );
+        let quota = file(&text(least)).unwrap().bounds.quota;
+        assert_eq!(quota.value_bytes_max, limits::VALUE_BYTES_DERIVED_MIN);
+        assert!(file(&text(least - 1)).is_err(), "{name}");
+    }
+    let smallest = file("max_packet_bytes = 1024\n").unwrap().bounds.quota;
+    assert_eq!(
+        (smallest.key_bytes_max, smallest.value_bytes_max),
+        (512, 512)
+    );
+}
+
+/// Regression: a value within its limit disconnected each client that asked for it.
+#[test]
+fn an_answer_must_fit_into_the_queues_of_all_clients() {
+    let bounds = file("max_total_queue_bytes = 400000\n").unwrap().bounds;
+    assert_eq!(bounds.broker.queue_bytes_max, 400_000);
+    let most = 400_000 - limits::ENVELOPE_BYTES;
+    assert_eq!(
+        bounds.quota.value_bytes_max,
+        most - limits::KEY_BYTES_MAX_DEFAULT
+    );
+    for (queue, value, is_ok) in [
+        ("", most, true),
+        ("", most + 1, false),
+        ("max_queue_bytes = 500000\n", most + 1, false),
+    ] {
+        let text = format!("max_total_queue_bytes = 400000\nmax_value_bytes = {value}\n{queue}");
+        match file(&text) {
+            Ok(_) => assert!(is_ok, "{text}"),
+            Err(error) => {
+                let error = error.to_string();
+                let least = "raise max_total_queue_bytes to at least 400001";
+                assert!(!is_ok && error.contains(least), "{error}");
+            }
+        }
+    }
 }
 
 #[test]

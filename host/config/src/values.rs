@@ -1,8 +1,9 @@
 //! The types of settings, which parse flags and keys of the file with the same error texts.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::net::SocketAddr;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -82,6 +83,57 @@ pub(super) fn nonempty<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>
             "name at least one value, or remove the line: an empty list would restrict nothing",
         )),
         false => Ok(list),
+    }
+}
+
+/// The type of a limit that is a number without a unit.
+pub(super) trait Number: FromStr {
+    /// The allowed values, for errors.
+    const RANGE: &'static str;
+}
+
+impl Number for NonZeroU16 {
+    const RANGE: &'static str = "from 1 to 65535";
+}
+
+/// Only rates have this type.
+impl Number for NonZeroU32 {
+    const RANGE: &'static str = "from 1 to 4294967295; leave it out for no limit";
+}
+
+impl Number for NonZeroU64 {
+    const RANGE: &'static str = "from 1 to 18446744073709551615";
+}
+
+impl Number for u32 {
+    const RANGE: &'static str = "from 0 to 4294967295";
+}
+
+impl Number for u64 {
+    const RANGE: &'static str = "from 0 to 18446744073709551615";
+}
+
+/// A number in its range. An error of the type itself would name the type and not the range.
+pub(super) fn number<N: Number>(text: &str) -> Result<N, String> {
+    text.parse()
+        .map_err(|_| format!("it must be a whole number {}", N::RANGE))
+}
+
+/// A [`number`] in the file.
+pub(super) fn file_number<'de, N: Number, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<N>, D::Error> {
+    let InRange(number) = from.deserialize_any(Parse::<InRange<N>>(PhantomData))?;
+    Ok(Some(number))
+}
+
+struct InRange<N>(N);
+
+impl<N: Number> FromStr for InRange<N> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        number(text).map(Self)
     }
 }
 
@@ -168,7 +220,7 @@ impl FromStr for KeyBytes {
         match size(text)? {
             bytes @ 1..=limits::KEY_BYTES_MAX_MAX => Ok(Self(bytes)),
             _ => Err(format!(
-                "a key has at most {} bytes",
+                "a key has 1 to {} bytes",
                 limits::KEY_BYTES_MAX_MAX
             )),
         }
@@ -269,7 +321,7 @@ macro_rules! deserialize_by_parsing {
     ($($type:ty),*) => {$(
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Parse::<Self>(std::marker::PhantomData))
+                deserializer.deserialize_any(Parse::<Self>(PhantomData))
             }
         }
     )*};
@@ -295,7 +347,7 @@ deserialize_by_parsing!(
 
 /// Parses a string or a number of the file through `FromStr`, so that flags and file give the same
 /// errors.
-struct Parse<T>(std::marker::PhantomData<T>);
+struct Parse<T>(PhantomData<T>);
 
 impl<T: FromStr<Err = String>> de::Visitor<'_> for Parse<T> {
     type Value = T;

@@ -203,9 +203,10 @@ impl Server {
         let policy_bytes = locked.core.store_mut().registry().memory_bytes() as u64;
         let store = locked.core.store();
         let (state, duplicates) = (store.state(), store.duplicates());
+        let (keys, bytes) = state.load();
         Stats {
-            keys: state.table.keys(),
-            bytes: state.table.bytes(),
+            keys,
+            bytes,
             watches: state.watches.len() as u64,
             remembered: duplicates.len() as u64,
             forgotten: duplicates.evicted(),

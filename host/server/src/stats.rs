@@ -29,9 +29,9 @@ pub struct Stats {
     pub forgotten: u64,
     /// Requests in the dedup table at present.
     pub remembered: u64,
-    /// Keys at present.
+    /// Keys at present, as `max_keys` counts them, including the policies' own.
     pub keys: u64,
-    /// Their bytes.
+    /// The bytes of keys, values and owners, as `max_bytes` counts them.
     pub bytes: u64,
     /// Watches at present.
     pub watches: u64,

@@ -154,6 +154,19 @@ fn requests_are_timed_by_command_and_outcome() {
     assert!(server.slow_requests(3).requests.is_empty());
 }
 
+/// Regression: the metrics, and the alert of a nearly full store, left out owners.
+#[test]
+fn figures_count_what_the_limits_count() {
+    let server = server_on(Arc::new(Memory));
+    server.attach(Arc::new(RecordingTransport::default()));
+    publish(&server, START_MS, &[b"SET", b"k", b"v"], FIRST, None);
+    let (stats, usage) = (server.stats(), server.usage(1));
+    assert_eq!((stats.keys, stats.bytes), (usage.keys, usage.bytes));
+    assert_eq!((usage.keys, usage.owners), (1, 1));
+    let entries: u64 = usage.heaviest.iter().map(|it| it.bytes).sum();
+    assert!(stats.bytes > entries, "the owner counts too: {stats:?}");
+}
+
 /// Over sockets the sweeper is nearly always faster than a request, so only this test covers the
 /// order.
 #[test]

@@ -14,7 +14,7 @@ use crate::check::files;
 /// Arguments, the exit code, and what the message says.
 type Row = (&'static [&'static str], i32, &'static str);
 
-const BAD: [Row; 83] = [
+const BAD: [Row; 85] = [
     (&["authz", "check", "none"], 2, "none"),
     (&["authz", "check", "no.wasm"], 2, "line 1"),
     (&["authz", "explain", "a", "FLY", "k"], 2, "FLY"),
@@ -104,6 +104,8 @@ const BAD: [Row; 83] = [
     (&["policy", "dev", "project"], 2, "no project of a policy"),
     (&["policy", "diff"], 1, "statehouse policy shadow"),
     (&["policy", "keygen", "none/k"], 2, "none/k"),
+    (&["policy", "keygen", "keys/"], 2, "as in keys/gateway"),
+    (&["policy", "keygen", ".."], 2, "as in keys/gateway"),
     (&["policy", "list", "--data", "none"], 3, "statehouse serve"),
     (&["policy", "load", "none"], 2, "none"),
     (&["policy", "load", "no.wasm"], 4, "with \\0asm"),

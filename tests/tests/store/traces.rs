@@ -245,14 +245,22 @@ fn a_collector_that_fails_delays_nothing_and_is_logged_once() {
         server.wait_for_log("takes spans again");
         let (_, page) = Admin::of(&server).ask("GET", "/metrics", b"");
         assert!(!page.contains("statehouse_trace_spans_total{result=\"refused\"} 0\n"));
-        collector.reject(2);
-        store.set("key", "v");
-        let line = server.wait_for_log("it rejects them");
-        assert!(
-            line.contains("did not take 2 spans") && line.contains("over the\\nquota"),
-            "{line}"
-        );
     }
+}
+
+#[test]
+fn spans_that_a_collector_rejects_are_logged_with_its_reason() {
+    let collector = Collector::start(None);
+    collector.reject(2);
+    let url = format!("http://{}", collector.address);
+    let arguments = ["--traces", &url, "--traces-sample", "1"];
+    let server = Server::with("durability = \"interval\"\n", &arguments);
+    server.store("writer").set("key", "v");
+    let line = server.wait_for_log("it rejects them");
+    assert!(
+        line.contains("did not take 2 spans") && line.contains("over the\\nquota"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -20,6 +20,10 @@ pub const SHUTDOWN_BLOCKING_GRACE: Duration = Duration::from_millis(200);
 /// A configuration file.
 pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 
+/// The least that the default of `max_value_bytes` may become, if it follows lower limits of packets
+/// or queues: half of the smallest `max_packet_bytes`, of which the other half is the key.
+pub const VALUE_BYTES_DERIVED_MIN: u64 = 512;
+
 /// Files that the process may open besides the sockets of clients: the log and its snapshots,
 /// policies, listeners, seats of the admin API, and sockets that are accepted only to be closed.
 pub const OPEN_FILES_RESERVED: u64 = 256;

@@ -3,6 +3,7 @@
 //! It serves no client, so it may wait for the collector and encode spans.
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
@@ -56,7 +57,7 @@ pub(super) fn start(
         runtime,
         reports,
         url: config.url.to_string(),
-        failing: None,
+        losses: Losses::default(),
     };
     let (begin, begun) = mpsc::channel::<Sender>();
     let started = std::thread::Builder::new()
@@ -134,14 +135,47 @@ struct Sender {
     runtime: Runtime,
     reports: Reports,
     url: String,
-    failing: Option<Failing>,
+    losses: Losses,
 }
 
-/// The collector does not take spans.
-struct Failing {
-    warned: Instant,
-    /// The spans that were lost since the last line of the log.
+/// What the log says of spans that the collector did not take. A collector may alternate between
+/// failure and success, so the pause between two warnings outlasts a success.
+#[derive(Default)]
+struct Losses {
+    /// When the last warning was logged, or the last number of spans without a warning.
+    logged: Option<Instant>,
+    /// Whether no success followed the last warning.
+    is_warned: bool,
+    /// The spans that were lost since the last line.
     lost: u64,
+}
+
+impl Losses {
+    /// Counts a failure. Returns the lost spans since the last line, if a warning is due.
+    fn failure(&mut self, lost: u64, now: Instant) -> Option<u64> {
+        self.lost += lost;
+        if self.is_pausing(now) {
+            return None;
+        }
+        (self.logged, self.is_warned) = (Some(now), true);
+        Some(mem::take(&mut self.lost))
+    }
+
+    /// Notes a success. Returns the lost spans since the last line, if a line is due: after each
+    /// warning, or for losses that no warning has named for a while.
+    fn success(&mut self, now: Instant) -> Option<u64> {
+        if !mem::take(&mut self.is_warned) {
+            if self.lost == 0 || self.is_pausing(now) {
+                return None;
+            }
+            self.logged = Some(now);
+        }
+        Some(mem::take(&mut self.lost))
+    }
+
+    fn is_pausing(&self, now: Instant) -> bool {
+        (self.logged).is_some_and(|logged| now < logged + limits::TRACE_WARNING_PAUSE)
+    }
 }
 
 impl Sender {
@@ -163,42 +197,65 @@ impl Sender {
             traces.sent.fetch_add(count - lost, Relaxed);
             traces.refused.fetch_add(lost, Relaxed);
             let why = report.why.or(sent.err().map(|it| it.to_string()));
-            match why {
-                Some(why) => self.warn(lost, &why),
-                None if self.failing.take().is_some() => {
-                    tracing::info!("the trace collector {} takes spans again", self.url);
-                }
-                None => {}
-            }
+            self.log(lost, why.as_deref());
         }
         traces.ended.notify_one();
     }
 
-    /// Logs at most once a while that spans were lost.
-    fn warn(&mut self, lost: u64, why: &str) {
-        let now = Instant::now();
-        let lost = match &mut self.failing {
-            Some(failing) if now < failing.warned + limits::TRACE_WARNING_PAUSE => {
-                failing.lost += lost;
-                return;
+    /// Logs at most once a while that spans were lost, and after it that spans are taken again.
+    fn log(&mut self, lost: u64, why: Option<&str>) {
+        let (url, now) = (&self.url, Instant::now());
+        let Some(why) = why else {
+            match self.losses.success(now) {
+                None => {}
+                Some(0) => tracing::info!("the trace collector {url} takes spans again"),
+                Some(lost) => tracing::info!(
+                    "the trace collector {url} takes spans again, after {lost} more spans were lost"
+                ),
             }
-            Some(failing) => failing.lost + lost,
-            None => lost,
+            return;
         };
-        self.failing = Some(Failing {
-            warned: now,
-            lost: 0,
-        });
-        tracing::warn!(
-            "the trace collector {} did not take {lost} spans, and they are lost: {why}. Check traces, traces_headers and traces_ca; requests do not wait for it",
-            self.url
-        );
+        if let Some(lost) = self.losses.failure(lost, now) {
+            tracing::warn!(
+                "the trace collector {url} did not take {lost} spans, and they are lost: {why}. Check traces, traces_headers and traces_ca; requests do not wait for it"
+            );
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    /// Regression: each success made the next failure a new one, and lost the number before.
+    #[test]
+    fn alternating_collector_is_logged_once_a_pause() {
+        let begun = Instant::now();
+        let pause = limits::TRACE_WARNING_PAUSE;
+        let mut losses = Losses::default();
+        assert_eq!(losses.success(begun), None);
+        assert_eq!(losses.failure(3, begun), Some(3));
+        assert_eq!(losses.failure(2, begun), None);
+        assert_eq!(losses.success(begun), Some(2));
+        for n in 1..60 {
+            let now = begun + pause / 60 * n;
+            assert_eq!(losses.failure(1, now), None);
+            assert_eq!(losses.success(now), None);
+        }
+        let later = begun + pause;
+        assert_eq!(losses.failure(1, later), Some(60));
+        assert_eq!(losses.success(later), Some(0));
+        // These are logged even if no failure follows.
+        assert_eq!(losses.failure(7, later), None);
+        assert_eq!(
+            losses.success(later + pause - Duration::from_millis(1)),
+            None
+        );
+        assert_eq!(losses.success(later + pause), Some(7));
+        assert_eq!(losses.failure(1, later + pause), None);
+    }
 
     #[test]
     fn attributes_of_the_environment_are_decoded() {
