@@ -12,6 +12,7 @@ use statehouse_config::limits;
 use statehouse_core::policy::{Engine, Failure, LoadError, Policy, Registry};
 use statehouse_core::store::{Effects, Quota, Store, Transaction};
 use statehouse_core::{Core, Input};
+use statehouse_tests::policies::described;
 
 fn malformed() -> &'static [u8] {
     static MODULE: OnceLock<Vec<u8>> = OnceLock::new();
@@ -275,15 +276,6 @@ fn refused(file: &[u8]) -> LoadError {
 
 #[test]
 fn policy_with_bad_description_is_refused_with_the_cause() {
-    // In the module, the word is followed by dots.
-    let described = |word: &str| {
-        let mark = b"description=";
-        let mut module = malformed().to_vec();
-        let at = module.windows(mark.len()).position(|it| it == mark);
-        let at = at.expect("the module contains its description mode") + mark.len();
-        module[at..at + word.len() + 1].copy_from_slice(format!("{word}.").as_bytes());
-        module
-    };
     assert!(engine().load(&described("fine")).is_ok());
     for (word, cause) in [
         ("absurd", "out of bounds of memory"),

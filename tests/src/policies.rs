@@ -42,6 +42,17 @@ pub fn malformed() -> PathBuf {
     build("malformed", |_| {})
 }
 
+/// The module of `policies/malformed` with this word as its description.
+pub fn described(word: &str) -> Vec<u8> {
+    let mark = b"description=";
+    let mut module = fs::read(malformed()).unwrap();
+    let at = module.windows(mark.len()).position(|it| it == mark);
+    let at = at.expect("the module contains its description mode") + mark.len();
+    // In the module, the word is followed by dots.
+    module[at..at + word.len() + 1].copy_from_slice(format!("{word}.").as_bytes());
+    module
+}
+
 /// The module of `policies/marked`, built with this mark.
 pub fn marked(mark: &str) -> PathBuf {
     let directory = target_directory();

@@ -13,6 +13,7 @@
 //! * [`log`]: the record format, the trait of the log, and the image that recovery builds from
 //!   records.
 //! * [`trace`]: the trace context of a request.
+//! * [`trial`]: the requests that a policy must answer before a store accepts it.
 //! * [`words`]: the words of a request, for logs and tools.
 //! * [`clock`]: time and versions (hybrid logical clocks).
 //! * [`limits`]: every limit, with its unit and its reason.
@@ -29,6 +30,7 @@ pub mod policy;
 pub mod request;
 pub mod store;
 pub mod trace;
+pub mod trial;
 pub mod words;
 
 pub use machine::{Assigned, Core, Decision, Input, Now, Outcome, Output, Settings, Swapped};

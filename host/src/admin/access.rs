@@ -141,6 +141,12 @@ pub fn new_token() -> io::Result<String> {
     Ok(blake3::hash(&bytes).to_hex().to_string())
 }
 
+/// Whether a client can send this token in a header.
+pub(crate) fn is_bearer_token(token: &str) -> bool {
+    let is_allowed = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+    token.bytes().all(is_allowed) && token.trim() == token
+}
+
 /// Who sent a request, and what that operator may do.
 pub(super) struct Operator {
     access: Arc<Access>,

@@ -64,9 +64,9 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
 use hyper::{Method, Request, StatusCode, Uri};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value as Json, json};
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 
 use super::access::Operator;
@@ -75,6 +75,7 @@ use super::authz::{self, Ask};
 use super::past::Reader;
 use super::query::{bad, number, text, value};
 use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
+use crate::past::json_bytes;
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, Listing};
 use statehouse_access::explain;
@@ -109,7 +110,18 @@ struct ShadowBody {
 #[serde(deny_unknown_fields)]
 struct CanaryBody {
     policy: String,
+    #[serde(deserialize_with = "rule")]
     rule: CanaryRule,
+}
+
+/// The error of a derived implementation does not name the rules.
+fn rule<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CanaryRule, D::Error> {
+    let rule = Json::deserialize(deserializer)?;
+    if rule.as_object().is_none_or(|it| it.len() != 1) {
+        let error = "`rule` must have exactly one of `percent`, `clients` and `keys`";
+        return Err(D::Error::custom(error));
+    }
+    serde_json::from_value(rule).map_err(D::Error::custom)
 }
 
 #[derive(Deserialize)]
@@ -224,7 +236,10 @@ impl Api {
         gate: Arc<Gate>,
     ) -> Result<Answer, Refusal> {
         match (method, path) {
-            (&Method::GET, ["policies"]) => self.blocking(move |_| Ok(gate.control().list())).await,
+            (&Method::GET, ["policies"]) => {
+                self.blocking(move |_| Ok(document(&gate.control().list())))
+                    .await
+            }
             (&Method::POST, ["policies"]) => self.load(request, gate).await,
             (&Method::DELETE, ["policies", which]) => {
                 let which = selector(which)?;
@@ -349,12 +364,9 @@ impl Api {
     /// Log lines of policies.
     async fn log(&self, uri: &Uri) -> Result<Answer, Refusal> {
         let from = log::position(uri)?;
-        let of = match text(uri, "policy")? {
-            None => None,
-            Some(which) => Some(self.control().resolve(&selector(&which)?)?),
-        };
-        let lines = self.control().lines().clone();
-        let logged = log::lines(lines, from, of, &self.followers).await?;
+        let of = text(uri, "policy")?.map(|which| selector(&which));
+        let of = of.transpose()?;
+        let logged = log::lines(self.control(), from, of.as_ref(), &self.followers).await?;
         Ok(json(StatusCode::OK, &logged))
     }
 
@@ -472,6 +484,19 @@ fn too_large(max: u64) -> Refusal {
 
 fn selector(which: &str) -> Result<Selector, Refusal> {
     which.parse().map_err(|error| bad(format!("{error}")))
+}
+
+/// The listing. It shows the prefixes of routes in the form that the API uses for bytes. The log has
+/// another form for prefixes that are not UTF-8, because earlier versions read it.
+fn document(listing: &Listing) -> Json {
+    // This cannot fail: all keys of maps are strings, and the writer is memory.
+    let mut json = serde_json::to_value(listing).unwrap_or_default();
+    let routes = json.pointer_mut("/assignment/routes");
+    let routes = routes.and_then(Json::as_array_mut);
+    for (json, route) in routes.into_iter().flatten().zip(&listing.assignment.routes) {
+        json["prefix"] = json_bytes(&route.prefix.0);
+    }
+    json
 }
 
 fn prefix(uri: &Uri) -> Result<Vec<u8>, Refusal> {

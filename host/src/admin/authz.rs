@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use statehouse_mqtt::{Broker, ClientStatus};
+use statehouse_mqtt::{Broker, ClientStatus, Identity};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::Sources;
@@ -20,7 +20,8 @@ use statehouse_core::store::Peer;
 pub(crate) struct Ask {
     /// The client id.
     pub(crate) client: String,
-    /// The client's identity; if absent, that of the connected client with this id.
+    /// The client's identity. An absent user, or absent attributes, are those of the connected
+    /// client with this id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) who: Option<Who>,
     /// The action.
@@ -40,6 +41,18 @@ pub(crate) struct Who {
     /// The attributes of its certificate or token.
     #[serde(default)]
     pub(crate) attributes: Vec<(Box<str>, Box<str>)>,
+}
+
+impl Who {
+    /// Adds the user and the attributes of the connection, each if none is given.
+    fn fill(&mut self, connected: &Identity) {
+        if self.user.is_none() {
+            self.user.clone_from(&connected.user);
+        }
+        if self.attributes.is_empty() {
+            self.attributes.clone_from(&connected.attributes);
+        }
+    }
 }
 
 /// The decision and its reasons.
@@ -79,12 +92,10 @@ pub(crate) fn reserved(client: &str, question: Question<'_>) -> Option<String> {
 pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
     let standing = (sources.broker.as_ref()).and_then(|broker| broker.client_status(&ask.client));
     let origin = standing.as_ref().and_then(|it| it.origin.as_ref());
-    let who = ask.who.unwrap_or_else(|| {
-        origin.map_or_else(Who::default, |origin| Who {
-            user: origin.identity.user.clone(),
-            attributes: origin.identity.attributes.clone(),
-        })
-    });
+    let mut who = ask.who.unwrap_or_default();
+    if let Some(origin) = origin {
+        who.fill(&origin.identity);
+    }
     let principal = Principal {
         client: &ask.client,
         user: who.user.as_deref(),
@@ -155,19 +166,20 @@ fn at_the_broker(
             "the client id has more than {} bytes",
             limits.client_id_bytes_max
         )),
-        (Wanted::Connect, None) => {
+        (Wanted::Connect, _) => {
             let stats = broker.stats();
-            if stats.sessions >= limits.sessions_max {
+            // The broker refuses a connection before it knows the client.
+            if stats.connections >= limits.connections_max {
                 return Some(format!(
+                    "there are max_connections, which is {}",
+                    limits.connections_max
+                ));
+            }
+            (standing.is_none() && stats.sessions >= limits.sessions_max).then(|| {
+                format!(
                     "there are max_sessions, which is {}: a new one must replace an empty session without a connection, and it is refused unless {OWNER} has no more than {} with it",
                     limits.sessions_max,
                     broker.session_quota()
-                ));
-            }
-            (stats.connections >= limits.connections_max).then(|| {
-                format!(
-                    "there are max_connections, which is {}",
-                    limits.connections_max
                 )
             })
         }

@@ -3,7 +3,7 @@
 //! A reader asks again from the position after its last line, and each answer waits for the next
 //! line. So a slow reader holds no buffer of the store: it misses lines, and learns how many.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 
 use hyper::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
@@ -13,8 +13,9 @@ use tokio::time::{Instant, sleep};
 use super::answer::Refusal;
 use super::query::{bad, text, value};
 use crate::audit_log::{AuditLines, AuditLog, Kind};
+use crate::policies::manager::Control;
 use statehouse_config::limits;
-use statehouse_core::policy::{Batch, Digest, Line, Lines};
+use statehouse_core::policy::{Batch, Digest, Line, Selector};
 
 /// The lines after a position.
 #[derive(Debug, Serialize, Deserialize)]
@@ -63,25 +64,28 @@ pub(super) fn position(uri: &Uri) -> Result<Option<u64>, Refusal> {
     text.parse().map(Some).map_err(wrong)
 }
 
-/// The lines from a position on. Waits for a line if there is none yet.
+/// The lines from a position on. Waits for a line if there is none yet. At the first look, `of`
+/// must match a policy that is loaded or has recent lines. Later, its versions may come and go.
 pub(super) async fn lines(
-    lines: Arc<Lines>,
+    control: &Control,
     from: Option<u64>,
-    of: Option<Digest>,
+    of: Option<&Selector>,
     followers: &Semaphore,
 ) -> Result<Logged, Refusal> {
+    let lines = control.lines();
     let Some(from) = from else {
         // The lines that were replaced before the first look are not missed.
-        return Ok(logged(
-            Batch {
-                lost: 0,
-                ..lines.since(0)
-            },
-            of,
-        ));
+        let batch = Batch {
+            lost: 0,
+            ..lines.since(0)
+        };
+        let of = of.map(|it| control.writers(it, &batch.lines)).transpose()?;
+        return Ok(logged(batch, of.as_ref()));
     };
     wait_beyond(from, || lines.end(), followers).await?;
-    Ok(logged(lines.since(from), of))
+    let batch = lines.since(from);
+    let of = of.map(|it| control.writers(it, &batch.lines).unwrap_or_default());
+    Ok(logged(batch, of.as_ref()))
 }
 
 /// The lines of the audit log from a position on, of `/v1/events?from=POSITION&kind=KIND`. Without
@@ -123,8 +127,8 @@ async fn wait_beyond(
     Ok(())
 }
 
-fn logged(batch: Batch, of: Option<Digest>) -> Logged {
-    let wanted = |line: &Line| of.is_none_or(|digest| digest == line.digest);
+fn logged(batch: Batch, of: Option<&HashSet<Digest>>) -> Logged {
+    let wanted = |line: &Line| of.is_none_or(|digests| digests.contains(&line.digest));
     Logged {
         lines: batch
             .lines

@@ -41,11 +41,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use statehouse_mqtt::{Broker, Proof};
 use tokio::sync::watch;
 
+pub(crate) use access::is_bearer_token;
 pub use access::{Endpoint, new_token};
 pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who, reserved};
 pub(crate) use client::{Connection, ask, is_plain_url, is_tls_url};
 pub(crate) use clients::{Client, Clients};
+pub(crate) use cluster::NO_LEADER;
 pub use cluster::{
     ClusterFigures, ClusterPlace, ClusterRefusal, LeaderFigures, Leadership, Operation, ReadFigures,
 };

@@ -7,11 +7,11 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::Context;
 
 use crate::policies::delivery::Trust;
-use crate::policies::manager::trial;
 use statehouse_config::{PolicyChoice, limits, policy_file_bytes_max};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::log::Image;
@@ -20,6 +20,7 @@ use statehouse_core::policy::{
     Act, Actor, Assignment, Digest, Engine, Failure, Instance, LoadError, Policy, Registry, Role,
 };
 use statehouse_core::store::Transaction;
+use statehouse_core::trial;
 use statehouse_precompiled::Modules;
 use statehouse_precompiled::read_file;
 use statehouse_wal::{probe, probe_room};
@@ -110,7 +111,7 @@ impl Opening<'_> {
             PolicyChoice::Last => {}
             PolicyChoice::BuiltIn => assignment = assignment.promote(assignment.built_in)?,
             PolicyChoice::File(path) => {
-                let it = self.read(path)?;
+                let it = self.read(path, &recorded)?;
                 signed_by = it.signed_by;
                 loaded.extend(it.policy);
                 assignment = promote_configured(assignment.load(it.digest)?, it.digest, path)?;
@@ -151,8 +152,9 @@ impl Opening<'_> {
         Ok((registry, records))
     }
 
-    /// Loads the policy of the setting `policy` and tries it out.
-    fn read(&self, path: &Path) -> anyhow::Result<Configured> {
+    /// Loads the policy of the setting `policy`, and tries it out unless the store has loaded it
+    /// before: an earlier version may have accepted it.
+    fn read(&self, path: &Path, recorded: &Assignment) -> anyhow::Result<Configured> {
         let file = read_file(path, policy_file_bytes_max())
             .with_context(|| format!("cannot read the policy {}", path.display()))?;
         let unusable = || format!("{} cannot be used", path.display());
@@ -167,7 +169,9 @@ impl Opening<'_> {
             });
         }
         let policy = Arc::new(policy);
-        trial::run(&policy).with_context(unusable)?;
+        if !recorded.all().contains(&digest) {
+            trial::accept(&policy, Instant::now()).with_context(unusable)?;
+        }
         if self.keeps != Keeps::Nothing {
             self.save(&policy.digest, &file)?;
         }

@@ -10,6 +10,7 @@ use super::compose::interfaces;
 use super::harness::Harness;
 use super::setup;
 use statehouse_core::policy::{Instance, LoadError};
+use statehouse_core::trial;
 
 /// The kind of a file. The host turns a core module into a component when it loads the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ pub struct Fit {
     pub name: String,
     /// The version that the policy declares.
     pub version: String,
-    /// How long the policy takes to compile on this machine, including its trial.
+    /// How long the policy takes to compile on this machine, including the start of an instance.
     pub compile: Duration,
     /// How long an instance takes to start, describe and configure.
     pub start: Duration,
@@ -129,6 +130,7 @@ fn fit(file: &[u8]) -> Result<Fit, LoadError> {
     let begin = Instant::now();
     let policy = std::sync::Arc::new(engine.load(file)?);
     let compile = begin.elapsed();
+    trial::accept(&policy, Instant::now())?;
     let mut starts = Vec::with_capacity(ROUNDS);
     let mut memory_bytes = 0;
     for _ in 0..ROUNDS {

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use statehouse_core::policy::BUILT_IN;
+
 /// The language of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
@@ -45,8 +47,9 @@ impl Language {
 pub enum ProjectError {
     /// The name is invalid.
     #[error(
-        "a policy's name consists of lower-case letters, digits and `-`, begins with a letter and has at most {} bytes",
-        statehouse_core::limits::POLICY_NAME_BYTES_MAX
+        "a policy's name consists of lower-case letters, digits and `-`, begins with a letter, has at most {} bytes and is not `{}`",
+        statehouse_core::limits::POLICY_NAME_BYTES_MAX,
+        BUILT_IN
     )]
     Name,
     /// The directory exists and is not empty.
@@ -121,6 +124,7 @@ pub fn is_name(name: &str) -> bool {
     name.len() <= statehouse_core::limits::POLICY_NAME_BYTES_MAX
         && name.bytes().all(plain)
         && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name != BUILT_IN
 }
 
 /// Writes a project. The directory must be empty or not exist.
@@ -168,7 +172,17 @@ mod tests {
         for good in ["a", "set-point2"] {
             assert!(is_name(good), "{good}");
         }
-        for bad in ["", "-a", "2a", "A", "a b", "a/b", "ä", &"a".repeat(65)] {
+        for bad in [
+            "",
+            "-a",
+            "2a",
+            "A",
+            "a b",
+            "a/b",
+            "ä",
+            BUILT_IN,
+            &"a".repeat(65),
+        ] {
             assert!(!is_name(bad), "{bad}");
         }
     }

@@ -1,5 +1,7 @@
 //! Parses the text of a transcript into steps.
 
+use std::iter::repeat_n;
+
 use crate::options::Options;
 use crate::quote::{Word, words};
 
@@ -125,7 +127,8 @@ pub enum Step {
 /// A parsed transcript.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// The lines of the server's configuration, as TOML.
+    /// The lines of the server's configuration, as TOML. The line numbers are those of the
+    /// transcript.
     pub config: String,
     /// The steps with their line numbers, from 0.
     pub steps: Vec<(usize, Step)>,
@@ -143,6 +146,8 @@ pub fn parse(text: &str) -> Result<Script, String> {
             continue;
         }
         if let Some(config) = line.strip_prefix("config ") {
+            let missing = number - script.config.lines().count();
+            script.config.extend(repeat_n('\n', missing));
             script.config.push_str(config);
             script.config.push('\n');
             continue;
@@ -332,6 +337,12 @@ mod tests {
         parse(&format!("{known}\n< x @bare a=$v\n! k x @qos=0 @topic=a/b")).unwrap();
         // Quotes make it a property.
         parse("< x \"@bar=1\"").unwrap();
+    }
+
+    #[test]
+    fn config_keeps_its_line_numbers() {
+        let config = parse("# one\nconfig max_keys = 2\n> GET k").unwrap().config;
+        assert_eq!(config.lines().nth(1), Some("max_keys = 2"));
     }
 
     #[test]

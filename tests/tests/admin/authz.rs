@@ -227,6 +227,17 @@ fn explain_names_the_limit_that_refuses_a_client() {
     assert_eq!(limit(&["press-4", "CONNECT"]), None);
 }
 
+/// Regression: a client with a session was allowed, although the store reads no CONNECT then.
+#[test]
+fn explain_denies_every_client_at_max_connections() {
+    let server = Server::with_config("max_connections = 1\n");
+    let _client = server.connect("press-4");
+    let full = Some("there are max_connections, which is 1");
+    for client in ["press-4", "press-5"] {
+        assert_eq!(limit(&server, &[client, "CONNECT"]).as_deref(), full);
+    }
+}
+
 /// One address may not have more than 30 of 40 sessions, although ten are free.
 #[test]
 fn session_share_is_named_before_it_refuses() {

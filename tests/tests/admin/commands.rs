@@ -1,7 +1,7 @@
 //! Tests the commands of `statehouse policy` on a running store: load, list, promote, rollback,
 //! shadow, diff, canary, route and unload.
 
-use std::{fs, thread, time::Duration};
+use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt, thread, time::Duration};
 
 use statehouse_tests::{
     Admin, Server,
@@ -137,6 +137,25 @@ fn route_applies_to_its_keys_only() {
         .code(1)
         .says("no route");
     policy(&server, &["route", "lab/"]).code(2);
+}
+
+#[test]
+fn route_takes_a_prefix_of_any_bytes() {
+    let server = Server::start();
+    let route = |last: &str| {
+        let mut route = command(&["policy", "route"]);
+        route.arg(OsStr::from_bytes(b"b\xff/")).arg(last);
+        route.current_dir(server.directory());
+        finish(route, b"").code(0)
+    };
+    route("builtin");
+    let prefix = &listing(&server)["assignment"]["routes"][0]["prefix"];
+    assert_eq!(*prefix, serde_json::json!({ "base64": "Yv8v" }));
+    let table = policy(&server, &["list"]).code(0).text();
+    assert!(table.contains("keys under b\\xff/: standard@"), "{table}");
+    route("--off");
+    let table = policy(&server, &["list"]).code(0).text();
+    assert!(!table.contains("keys under"), "{table}");
 }
 
 /// The shadow policy handles a copy of each request. Its answers are compared and never sent.

@@ -166,6 +166,21 @@ fn invalid_path_method_or_body_is_a_client_error() {
 }
 
 #[test]
+fn canary_without_one_rule_names_the_rules() {
+    let server = Server::start();
+    let admin = Admin::of(&server);
+    for rule in [r#"{}"#, r#"{"percent":5,"clients":"a"}"#, r#"[]"#] {
+        let body = format!(r#"{{"policy":"builtin","rule":{rule}}}"#);
+        let (status, answer) = admin.ask("PUT", "/v1/canary", body.as_bytes());
+        assert_eq!(status, 400, "{rule}");
+        assert!(
+            answer.contains("exactly one of `percent`, `clients` and `keys`"),
+            "{answer}"
+        );
+    }
+}
+
+#[test]
 fn wrong_method_names_the_methods_of_the_resource() {
     let server = Server::start();
     let api = api(&server);
@@ -416,6 +431,10 @@ fn token_in_memory_comes_from_the_environment() {
     assert!(list(Some(token)).code(0).text().contains("standard@"));
     list(Some("fedcba9876543210")).code(4).says("token");
     list(None).code(2).says("STATEHOUSE_ADMIN_TOKEN");
+    list(Some("")).code(2).says("needs the store's token");
+    list(Some("0123456789abcdef\n"))
+        .code(2)
+        .says("without a space or a line end");
 
     serve = command(&["serve", "--listen", "127.0.0.1:0", "--durability", "memory"]);
     serve.env("STATEHOUSE_ADMIN_TOKEN", "short");

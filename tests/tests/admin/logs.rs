@@ -1,5 +1,7 @@
 //! Tests `statehouse policy logs`, and how a store shows the last failure of a policy.
 
+use std::fs;
+
 use serde_json::Value as Json;
 use statehouse_tests::{Admin, Background, Server, command::command, policies, server::signal};
 
@@ -81,6 +83,41 @@ fn lines_are_followed_live_and_by_policy() {
         .says("unknown");
 }
 
+/// Regression: a second version of the policy ended the command, and an unload hid the lines.
+#[test]
+fn lines_by_name_follow_all_versions_and_outlive_them() {
+    let server = Server::start();
+    let first = fs::read(policies::faulty()).unwrap();
+    // An empty custom section with the name `x`.
+    let second = [&first[..], &[0, 2, 1, b'x']].concat();
+    fs::write(server.directory().join("second.wasm"), &second).unwrap();
+    let say = |text: &str| {
+        let answer = server.store("client").ask(&["SET", "k", "say", text]);
+        assert_eq!(answer.payload(), b"+OK\r\n");
+    };
+    policy(&server, &["load", "--promote", policies::faulty()]).code(0);
+    say("one");
+    let follower = follow(&server, &["faulty"]);
+    follower.wait_for("\tone");
+    policy(&server, &["load", "--promote", "second.wasm"]).code(0);
+    say("two");
+    follower.wait_for("\ttwo");
+    policy(&server, &["promote", "builtin"]).code(0);
+    for file in [&first, &second] {
+        let digest = blake3::hash(file).to_hex();
+        policy(&server, &["unload", &digest]).code(0);
+    }
+    policy(&server, &["load", "--promote", policies::faulty()]).code(0);
+    say("three");
+    follower.wait_for("\tthree");
+    policy(&server, &["promote", "builtin"]).code(0);
+    policy(&server, &["unload", "faulty"]).code(0);
+    let recent = policy(&server, &["logs", "faulty", "--recent"]).code(0);
+    let recent = recent.text();
+    let texts = recent.lines().filter_map(|it| it.rsplit('\t').next());
+    assert_eq!(texts.collect::<Vec<_>>(), ["one", "two", "three"]);
+}
+
 #[test]
 fn hostile_lines_are_cut_and_escaped() {
     let server = faulty();
@@ -136,6 +173,8 @@ fn log_needs_the_token_and_few_may_follow_it() {
     }
     assert_eq!(admin.ask("GET", "/v1/log?policy=none", b"").0, 404);
     assert_eq!(admin.ask("POST", "/v1/log", b"").0, 405);
+    // Requests from the first line on are then answered at once.
+    server.store("client").ask(&["SET", "k", "say", "first"]);
     let followers: Vec<Background> = (0..8).map(|_| follow(&server, &[])).collect();
     until("the ninth follower is refused", || {
         admin.ask("GET", "/v1/log?from=0", b"").0 == 503

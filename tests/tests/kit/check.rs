@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use statehouse_tests::{policies, run};
+use statehouse_tests::{policies, run, run_in};
 
 fn json(arguments: &[&str], code: i32) -> serde_json::Value {
     run(arguments, b"").code(code).object()
@@ -126,13 +126,35 @@ fn policy_check_of_a_wrong_file_explains_and_advises() {
         assert!(it["advice"].to_string().contains(advice), "{name}: {it}");
         let text = run(&["policy", "check", path], b"").code(1).text();
         assert!(
-            text.starts_with("no policy  ") && text.contains(advice),
+            text.starts_with("refused  ") && text.contains(advice),
             "{name}: {text}"
         );
     }
     run(&["policy", "check", "/no/such/file"], b"")
         .code(2)
         .says("/no/such/file");
+}
+
+/// Regression: these commands accepted the file, and only a load refused it.
+#[test]
+fn policy_that_no_store_loads_fails_check_and_start() {
+    let directory = tempfile::tempdir().unwrap();
+    for (word, why) in [
+        ("reserved", "reserved for the built-in policy"),
+        ("never", "failed its self-test"),
+    ] {
+        let file = directory.path().join(word);
+        fs::write(&file, policies::described(word)).unwrap();
+        let file = file.to_str().unwrap();
+        let it = json(&["policy", "check", file, "--json"], 1);
+        assert!(it["error"].as_str().unwrap().contains(why), "{it}");
+        let serve = ["serve", "--check", "--policy", file];
+        run_in(directory.path(), &serve, b"").code(2).says(why);
+    }
+    run_in(directory.path(), &["policy", "new", "builtin"], b"")
+        .code(2)
+        .says("is not `builtin`");
+    assert!(!directory.path().join("builtin").exists());
 }
 
 /// Returns a component that imports an empty instance under this name.

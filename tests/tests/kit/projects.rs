@@ -153,8 +153,9 @@ fn new_rust_rule_builds_and_names_its_crash() {
         "if command.name !=",
         "let _ = &command.key[99..]; if command.name !=",
     ));
-    project.build().code(0);
     let cause = "src/lib.rs:15: range start index 99 out of range for slice of length 16";
+    // No store loads it, but its tests can find the mistake.
+    project.build().code(1);
     project.check_crash(cause);
     project.explain_crash("setpoint/kitchen", cause);
 
@@ -208,15 +209,23 @@ fn build_tool_of_javascript_writes_into_the_project_only() {
     .unwrap();
     fs::set_permissions(&tool, Permissions::from_mode(0o755)).unwrap();
     let before = fs::read_dir(&project).unwrap().count();
-    let mut build = command(&["policy", "build", "rule"]);
-    build
-        .current_dir(directory.path())
-        .env("POLICY", policies::faulty())
-        .env("TMPDIR", "/nowhere");
-    let text = finish(build, b"").code(0).text();
+    let build = |policy: &str| {
+        let mut build = command(&["policy", "build", "rule"]);
+        build
+            .current_dir(directory.path())
+            .env("POLICY", policy)
+            .env("TMPDIR", "/nowhere");
+        finish(build, b"")
+    };
+    let text = build(policies::faulty()).code(0).text();
     assert!(text.starts_with("wrote rule/rule.wasm\n"), "{text}");
     let added = fs::read_dir(&project).unwrap().count() - before;
     assert_eq!(added, 1, "only the policy is left behind");
+    // A policy that no store would load.
+    let never = directory.path().join("never.wasm");
+    fs::write(&never, policies::described("never")).unwrap();
+    let text = build(never.to_str().unwrap()).code(1).text();
+    assert!(text.contains("failed its self-test"), "{text}");
 }
 
 #[test]

@@ -137,8 +137,19 @@ z! k *4\\r\\n$6\\r\\nNOTIFY\\r\\n$3\\r\\nSET\\r\\n$5\\r\\nVALUE\\r\\n$1\\r\\nv\\
 #[test]
 fn unreadable_transcript_is_refused_with_its_cause() {
     for (text, says) in [
-        ("config listen = \"::\"\n", "config listen means nothing"),
-        ("config node = 5\n", "config node is a text"),
+        (
+            "# one\nconfig listen = \"::\"\n",
+            "line 2: config listen means nothing",
+        ),
+        (
+            "config max_keys = 2\n\nconfig node = 5\n",
+            "line 3: config node is a text",
+        ),
+        ("> GET k\nconfig node = \n", "line 2: "),
+        (
+            "config max_keys = 2\nconfig max_keys = 2\n",
+            "line 2: this setting is given twice",
+        ),
         ("> GET k\nnonsense\n", "line 2"),
         (
             "> GET k\n< $-1\\r\\n\n> GET k -- @qso=1\n",

@@ -216,13 +216,13 @@ pub enum AssignmentError {
     #[error("there is no route for this prefix; the routes are listed by `statehouse policy list`")]
     NoRoute,
     /// The percentage is out of range.
-    #[error("a canary takes 1 to 100 percent of the clients; to end it, use --off")]
+    #[error("a canary takes 1 to 100 percent of the clients")]
     Percent,
     /// The length of a pattern is out of range.
     #[error("a pattern must have 1 to {max} bytes", max = limits::CANARY_PATTERN_BYTES_MAX)]
     Pattern,
     /// The share of requests is out of range.
-    #[error("a shadow re-executes 1 to 1000 of a thousand requests; to end it, use --off")]
+    #[error("a shadow re-executes 1 to 1000 of a thousand requests")]
     PerMille,
     /// The order is a replay, or was overtaken by a newer one.
     #[error("the order {0} is not newer than {1}, the last one that was taken")]

@@ -3,6 +3,7 @@
 //! Names and numbers come from the guest, so everything must be bounded.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bindings::statehouse::policy::log::Level;
@@ -16,6 +17,8 @@ pub struct Counters {
     pub policy: Arc<str>,
     digest: Digest,
     lines: Arc<Lines>,
+    /// Whether lines are kept for readers.
+    keeps_lines: AtomicBool,
     values: Mutex<Tally>,
     /// The errors that it answered with, by their texts.
     errors: Mutex<Tally>,
@@ -66,6 +69,7 @@ impl Counters {
             policy: policy.into(),
             digest,
             lines,
+            keeps_lines: AtomicBool::new(true),
             values: Tally::new(limits::GUEST_COUNTERS_MAX, limits::POLICY_NAME_BYTES_MAX),
             errors: Tally::new(limits::GUEST_ERRORS_MAX, limits::GUEST_ERROR_BYTES_MAX),
             logged: Mutex::default(),
@@ -78,9 +82,16 @@ impl Counters {
         &self.lines
     }
 
-    /// Keeps a line of this policy for readers.
+    /// Keeps a line of this policy for readers, except during a trial.
     pub(super) fn keep(&self, level: Level, text: &str) {
-        self.lines.push(self.digest, &self.policy, level, text);
+        if self.keeps_lines.load(Ordering::Relaxed) {
+            self.lines.push(self.digest, &self.policy, level, text);
+        }
+    }
+
+    /// Keeps no lines for readers from now on. For a trial, which handles no client's request.
+    pub(crate) fn begin_trial(&self) {
+        self.keeps_lines.store(false, Ordering::Relaxed);
     }
 
     /// Adds to a counter.
@@ -120,10 +131,11 @@ impl Counters {
         may
     }
 
-    /// Resets the counters after a trial, which handled no client's request.
-    pub fn clear(&self) {
+    /// Resets the counters after a trial, and keeps lines again.
+    pub(crate) fn end_trial(&self) {
         locked(&self.values).counts.clear();
         locked(&self.errors).counts.clear();
+        self.keeps_lines.store(true, Ordering::Relaxed);
     }
 
     /// All counters.
@@ -175,8 +187,21 @@ mod tests {
         }
         let errors = [("a".to_owned(), 2), ("other".to_owned(), 1)];
         assert_eq!(counters.errors(), errors.into());
-        counters.clear();
+        counters.end_trial();
         assert!(counters.all().is_empty() && counters.errors().is_empty());
+    }
+
+    #[test]
+    fn trial_keeps_no_lines() {
+        let counters = counters();
+        let keep = |text: &str| counters.keep(Level::Info, text);
+        counters.begin_trial();
+        keep("of the trial");
+        counters.end_trial();
+        keep("of a request");
+        let kept = counters.lines().since(0).lines;
+        let texts: Vec<&str> = kept.iter().map(|it| &*it.text).collect();
+        assert_eq!(texts, ["of a request"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::bindings::statehouse::policy::log::Level;
 use super::digest::Digest;
+use super::selector::Candidate;
 use crate::limits;
 
 /// A line that a policy wrote. The text is cut, but not escaped.
@@ -34,6 +35,19 @@ impl Line {
             Level::Info => "info",
             Level::Warn => "warn",
             Level::Error => "error",
+        }
+    }
+
+    /// The policy, for a selector. Name and version are empty if the policy wrote the line before
+    /// it described itself.
+    pub fn writer(&self) -> Candidate<'_> {
+        // Neither a name nor a version contains a space.
+        let (name, rest) = self.policy.split_once(' ').unwrap_or_default();
+        Candidate {
+            digest: self.digest,
+            name,
+            version: rest.rsplit_once('@').unwrap_or_default().0,
+            built_in: false,
         }
     }
 }
@@ -158,6 +172,18 @@ mod tests {
         let batch = lines.since(1 << 40);
         assert_eq!(batch.lines.len(), limits::GUEST_LOG_LINES_KEPT_MAX);
         assert_eq!((batch.lost, batch.next), (0, lines.end()));
+    }
+
+    #[test]
+    fn line_names_its_writer() {
+        let lines = Lines::default();
+        for policy in ["rule 1.0@x@01234567", "?@01234567"] {
+            lines.push(Digest::of(b"a"), &Arc::from(policy), Level::Info, "");
+        }
+        let lines = lines.since(0).lines;
+        let writers = lines.iter().map(Line::writer);
+        let names: Vec<_> = writers.map(|it| (it.name, it.version)).collect();
+        assert_eq!(names, [("rule", "1.0@x"), ("", "")]);
     }
 
     #[test]

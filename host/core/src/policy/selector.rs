@@ -74,7 +74,7 @@ impl Selector {
         &self,
         candidates: impl Iterator<Item = Candidate<'a>> + Clone,
     ) -> Result<Digest, SelectorError> {
-        let meant: Vec<_> = candidates.clone().filter(|it| self.means(it)).collect();
+        let meant: Vec<_> = candidates.clone().filter(|it| self.matches(it)).collect();
         match &meant[..] {
             [one] => Ok(one.digest),
             [] => Err(SelectorError::Unknown(self.0.clone(), names(candidates))),
@@ -85,7 +85,8 @@ impl Selector {
         }
     }
 
-    fn means(&self, it: &Candidate<'_>) -> bool {
+    /// Whether the selector matches this policy, and perhaps others.
+    pub fn matches(&self, it: &Candidate<'_>) -> bool {
         if self.0 == BUILT_IN {
             return it.built_in;
         }

@@ -12,6 +12,7 @@ use crate::limits;
 use crate::policy::{self, Body, Call, Failure, Frame, Given, Instance};
 use crate::request::Dialect;
 use statehouse_protocol::Peer;
+use statehouse_protocol::topics::notification_topic;
 
 /// The longest topic that MQTT can carry (MQTT 5, section 1.5.4).
 const TOPIC_BYTES_MAX: usize = 65_535;
@@ -134,17 +135,39 @@ fn render(
             "a topic that is not valid in MQTT".into(),
         ));
     }
-    // A watched prefix also covers keys that are too long for a topic. No client can watch these.
-    let to = peers.into_iter().filter_map(|peer| {
-        let topic = topic(prefix, &peer.client, suffix)?;
-        Some((peer, topic))
-    });
     Ok(Notification {
         dialect,
         payload,
         version: change.version(),
-        to: to.collect(),
+        to: address(peers, prefix, suffix, &key)?,
     })
+}
+
+/// The topic of each watcher. Fails if the policy made a topic too long.
+fn address(
+    peers: Vec<Peer>,
+    prefix: &str,
+    suffix: &str,
+    key: &[u8],
+) -> Result<Vec<(Peer, Bytes)>, Failure> {
+    let mut to = Vec::with_capacity(peers.len());
+    for peer in peers {
+        if let Some(topic) = topic(prefix, &peer.client, suffix) {
+            to.push((peer, topic));
+        } else if standard_topic_bytes(&peer.client, key) <= TOPIC_BYTES_MAX {
+            return Err(Failure::Malformed(format!(
+                "a topic longer than {TOPIC_BYTES_MAX} bytes"
+            )));
+        }
+        // Otherwise a watched prefix covers a key that is too long for any topic. No client can
+        // watch this key.
+    }
+    Ok(to)
+}
+
+/// The length of the topic on which the standard policy notifies a client about a key.
+fn standard_topic_bytes(client: &str, key: &[u8]) -> usize {
+    notification_topic("", b"").len() + 2 * (client.len() + key.len())
 }
 
 /// `prefix`, the client id in upper-case hex (RFC 4648, section 8), `suffix`; `None` if that is too
@@ -221,4 +244,30 @@ fn join(head: Vec<u8>, body: Option<&[u8]>) -> Result<Bytes, Failure> {
     whole.extend_from_slice(body);
     whole.extend_from_slice(b"\r\n");
     Ok(Bytes::from(whole))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topic_that_the_policy_made_too_long_is_a_failure() {
+        let client = "client";
+        let addressed = |key: &[u8], suffix_bytes: usize| {
+            let peers = vec![Peer::numbered(client, 1)];
+            address(peers, "told/", &"x".repeat(suffix_bytes), key)
+        };
+        let longest = TOPIC_BYTES_MAX - "told/".len() - 2 * client.len();
+        let to = addressed(b"key", longest).unwrap();
+        assert_eq!((to.len(), to[0].1.len()), (1, TOPIC_BYTES_MAX));
+        let refused = addressed(b"key", longest + 1).unwrap_err();
+        assert!(refused.to_string().contains("65535 bytes"), "{refused}");
+        // No policy could notify about this key.
+        let room = TOPIC_BYTES_MAX - standard_topic_bytes(client, b"");
+        assert!(addressed(&vec![b'k'; room / 2], longest + 1).is_err());
+        assert_eq!(
+            addressed(&vec![b'k'; room / 2 + 1], longest + 1),
+            Ok(vec![])
+        );
+    }
 }

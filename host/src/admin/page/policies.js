@@ -2,7 +2,7 @@
 
 import { ask, get, json, repeat } from "./api.js";
 import { button, confirm, field, problem } from "./act.js";
-import { bytes, decoded, el, encoded, moment, number, panel, plain, shown, span, table, text } from "./dom.js";
+import { bytes, el, encoded, moment, number, panel, plain, shown, span, table, text } from "./dom.js";
 import { comparison } from "./shadow.js";
 import { logPanel } from "./log.js";
 
@@ -61,7 +61,7 @@ export function open(main, page) {
     const rows = [
       role("active", nameOfDigest(active), el("span", {}, canary?.rule.percent ? `${100 - canary.rule.percent} % of the clients` : routes.length || canary ? "all other requests" : "all requests", actText(since(active))),
         previous.length > 0 && button(page, "operate", `Roll back to ${nameOfDigest(previous[0])}`, rollBack)),
-      ...routes.map((it) => role("routed", nameOfDigest(it.policy), el("span", {}, "keys below ", el("span.key", {}, shown(prefixOf(it.prefix), 60))),
+      ...routes.map((it) => role("routed", nameOfDigest(it.policy), el("span", {}, "keys below ", el("span.key", {}, shown(it.prefix, 60))),
         button(page, "operate", "Remove the route", () => unroute(it)))),
       canary && role("canary", nameOfDigest(canary.policy), el("span", {}, ruleText(canary.rule), actText(since(canary.policy))),
         button(page, "operate", "Promote", () => promote(canary.policy)), button(page, "operate", "End the canary", endCanary)),
@@ -157,8 +157,8 @@ export function open(main, page) {
   });
 
   const unroute = (it) => act({
-    title: "Remove the route?", yes: "Remove it", body: ["The active policy answers requests for keys below this prefix:", el("p.key", {}, shown(prefixOf(it.prefix)))],
-    act: () => report("The route is removed.")(ask("DELETE", `/v1/routes?prefix=${encoded(prefixOf(it.prefix))}`)),
+    title: "Remove the route?", yes: "Remove it", body: ["The active policy answers requests for keys below this prefix:", el("p.key", {}, shown(it.prefix))],
+    act: () => report("The route is removed.")(ask("DELETE", `/v1/routes?prefix=${encoded(it.prefix)}`)),
   });
 
   const unload = (it) => act({
@@ -220,7 +220,6 @@ const hexOf = (digest) => digest.replace(/^blake3:/, "");
 export const nameOf = (it) => `${plain(it.name, 60)}@${plain(it.version, 30)}`;
 const failures = (it) => Object.values(it.failures ?? {}).reduce((sum, one) => sum + one, 0);
 const badges = (it) => el("span", {}, it.roles.map((one) => el(`span.badge.${ROLE_NAMES[one] || "plain"}`, {}, one)), it.built_in && el("span.badge.plain", {}, "built in"));
-const prefixOf = (prefix) => (typeof prefix === "string" ? prefix : decoded(prefix.bytes.map((it) => "%" + it.toString(16).padStart(2, "0")).join("")));
 
 function ruleText(rule) {
   if (rule.percent !== undefined) return `${rule.percent} % of the clients, always the same`;

@@ -292,7 +292,7 @@ fn named(name: Option<&str>, manifest: &str) -> Result<String, Failure> {
     let name = name.filter(|name| is_name(name));
     let name = name.ok_or_else(|| {
         Failure::usage(format!(
-            "{manifest} must contain the policy's name, in lower-case letters, digits and `-`"
+            "{manifest} must contain the policy's name, in lower-case letters, digits and `-`, other than `builtin`"
         ))
     })?;
     Ok(name.to_owned())

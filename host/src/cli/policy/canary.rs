@@ -36,7 +36,7 @@ pub(super) struct Args {
     keys: Option<String>,
 
     /// The percentage of clients
-    #[arg(long, value_name = "N", group = "rule", value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "N", group = "rule", value_parser = percentage)]
     percent: Option<u8>,
 
     /// End the canary
@@ -54,6 +54,14 @@ impl Args {
             (_, Some(keys), _) => json!({ "keys": keys }),
             (.., percent) => json!({ "percent": percent }),
         }
+    }
+}
+
+/// Parses a percentage of clients.
+fn percentage(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(it @ 1..=100) => Ok(it),
+        _ => Err("write a number from 1 to 100; to end the canary, use --off".to_owned()),
     }
 }
 

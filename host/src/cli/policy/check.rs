@@ -16,7 +16,8 @@ use statehouse_testkit::read_policy;
 /// are those of this one. The signature is not verified here: `serve` verifies it with its trusted
 /// keys.
 ///
-/// Exit code 1 if it is not a policy: the output says why and what to do.
+/// Exit code 1 if it is not a policy, or if no store would load it, for example because it fails at
+/// every request: the output says why and what to do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -56,7 +57,7 @@ pub(super) fn text(it: &Checked, signers: Option<&[String]>) -> String {
     match &it.policy {
         Ok(fit) => row("policy", format!("{} {}", fit.name, fit.version)),
         Err(wrong) => {
-            row("no policy", wrong.what.clone());
+            row("refused", wrong.what.clone());
             for advice in &wrong.advice {
                 row("", advice.clone());
             }

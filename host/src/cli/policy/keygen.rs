@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,14 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let mut levels = args.prefix.as_os_str().as_bytes().rsplit(|it| *it == b'/');
+    if let None | Some(b"" | b"." | b"..") = levels.next() {
+        // The names of the files would begin with a dot.
+        return Err(Failure::usage(format!(
+            "{} does not end with a name for the files, as in keys/gateway",
+            args.prefix.display()
+        )));
+    }
     let file = |ending: &str| {
         let mut name = args.prefix.clone().into_os_string();
         name.push(ending);

@@ -10,6 +10,7 @@ use crate::cli::output::{Exit, Failure, printable};
 use crate::cli::store::Store;
 use crate::cli::table;
 use crate::cli::time::utc;
+use crate::past::bytes_of;
 
 /// List the policies of a running store, with their roles and counts
 ///
@@ -151,8 +152,8 @@ fn assignment(listing: &Json) -> String {
     let it = &listing["assignment"];
     let mut out = format!("store: {}\n", text(&listing["store"]));
     for route in it["routes"].as_array().into_iter().flatten() {
-        let prefix = match route["prefix"].as_str() {
-            Some(text) => printable(text.as_bytes()),
+        let prefix = match bytes_of(&route["prefix"]) {
+            Some(bytes) => printable(&bytes),
             None => route["prefix"].to_string(),
         };
         let policy = named(listing, &route["policy"]);
@@ -202,7 +203,10 @@ mod tests {
                   "last_failure": { "at_ms": 1_700_000_000_000_u64, "why": "src/lib.rs:7: a bug\u{1b}" } },
             ],
             "assignment": {
-                "routes": [{ "prefix": "a/", "policy": digest("b") }],
+                "routes": [
+                    { "prefix": "a/", "policy": digest("b") },
+                    { "prefix": { "base64": "Yv8v" }, "policy": digest("b") },
+                ],
                 "canary": { "policy": digest("a"), "rule": { "percent": 5 } },
                 "shadow": { "policy": digest("a"), "per_mille": 100 },
                 "guard": { "policy": digest("c"), "why": "it trapped" },
@@ -225,6 +229,7 @@ last failure of ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb), 2023-11-14T22:13:20.000Z: src/
 hidden state of ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb): a fresh instance answered 2 requests differently
 store: gateway\\u{1b}7
 keys under a/: ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb)
+keys under b\\xff/: ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb)
 canary, 5 percent of the clients: standard@1.0.0 (aaaaaaaaaaaaaaaa)
 shadow, 100 of 1000 requests: standard@1.0.0 (aaaaaaaaaaaaaaaa)
 rolled back from cccccccccccccccc: it trapped

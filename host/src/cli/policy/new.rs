@@ -17,7 +17,7 @@ Examples:
   cd setpoint && statehouse policy build && statehouse policy test setpoint.wasm tests/
   statehouse policy new setpoint --lang js --dir policies/setpoint")]
 pub(in crate::cli) struct Args {
-    /// The name of the policy: lower-case letters, digits and `-`
+    /// The name of the policy: lower-case letters, digits and `-`, but not `builtin`
     name: String,
 
     /// The language: rust, js or python

@@ -1,5 +1,8 @@
 //! `statehouse policy route`: assigns a policy to some keys.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
 use hyper::Method;
 use serde_json::json;
 
@@ -20,9 +23,9 @@ Examples:
   statehouse policy route limits/ rate-limit
   statehouse policy route limits/ --off")]
 pub(super) struct Args {
-    /// The prefix of the keys, without a `*`
+    /// The prefix of the keys, without a `*`: any bytes
     #[arg(value_name = "PREFIX")]
-    prefix: String,
+    prefix: OsString,
 
     /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, or `builtin`
     #[arg(
@@ -41,15 +44,13 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
-    if !(1..=limits::ROUTE_PREFIX_BYTES_MAX).contains(&args.prefix.len()) {
+    let prefix = args.prefix.as_bytes();
+    if !(1..=limits::ROUTE_PREFIX_BYTES_MAX).contains(&prefix.len()) {
         // With a long one, the URL would be too long for the admin API.
         return Err(Failure::refused(AssignmentError::Prefix.to_string()));
     }
-    let path = format!(
-        "/v1/routes?prefix={}",
-        percent::encode(args.prefix.as_bytes())
-    );
-    let prefix = printable(args.prefix.as_bytes());
+    let path = format!("/v1/routes?prefix={}", percent::encode(prefix));
+    let prefix = printable(prefix);
     if prefix.ends_with('*') {
         notice("PREFIX is no glob: only keys that contain its `*` begin with it");
     }

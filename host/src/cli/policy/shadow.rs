@@ -69,7 +69,7 @@ fn per_mille(text: &str) -> Result<u16, String> {
         .map(|(whole, tenths)| whole * 10 + tenths);
     match thousandths {
         Some(it @ 1..=1000) => Ok(it),
-        _ => Err("write a share from 0.1% to 100%".to_owned()),
+        _ => Err("write a share from 0.1% to 100%; to end the comparison, use --off".to_owned()),
     }
 }
 

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use statehouse_config::{ClientId, limits};
+use statehouse_config::{ClientId, limits, policy_file_bytes_max};
 use statehouse_core::policy::{CanaryRule, Digest};
 
 /// A command to one or more stores about a policy.
@@ -79,7 +79,7 @@ pub enum OrderError {
     #[error("the order lacks `{0}`, which its action needs")]
     Lacks(&'static str),
     /// The file is too large.
-    #[error("the order is for a file of {0} bytes, and a policy has at most {max}", max = limits::POLICY_FILE_BYTES_MAX)]
+    #[error("the order is for a file of {0} bytes, and this store takes at most {max}", max = policy_file_bytes_max())]
     Size(u64),
     /// The order has too many chunks, or too few for the size of the file.
     #[error(
@@ -90,7 +90,10 @@ pub enum OrderError {
     /// The order has no chunk with this number.
     #[error("the order has no chunk of this number")]
     Index,
-    /// The chunk is too large, or has another hash.
+    /// The chunk is too large.
+    #[error("a chunk has at most {max} bytes", max = limits::CHUNK_BYTES_MAX)]
+    ChunkSize,
+    /// The chunk has another hash.
     #[error("the chunk is not the one that the order names")]
     Chunk,
     /// The chunks are complete, but do not make the file that the order names.
@@ -144,7 +147,7 @@ impl Order {
             return Ok(());
         }
         let size = self.size.ok_or(OrderError::Lacks("size"))?;
-        if size > limits::POLICY_FILE_BYTES_MAX {
+        if size > policy_file_bytes_max() {
             return Err(OrderError::Size(size));
         }
         let count = self.chunks.len();
@@ -168,6 +171,8 @@ pub(super) struct Assembly {
     order: Order,
     chunks: Vec<Option<Vec<u8>>>,
     missing: usize,
+    /// The bytes of the file that have not arrived, by the size in the order.
+    missing_bytes: u64,
 }
 
 impl Assembly {
@@ -175,6 +180,7 @@ impl Assembly {
     pub(super) fn new(order: Order) -> Self {
         let missing = order.chunks.len();
         Self {
+            missing_bytes: order.size.unwrap_or_default(),
             order,
             chunks: vec![None; missing],
             missing,
@@ -194,12 +200,17 @@ impl Assembly {
     /// Adds a chunk. A duplicate has no effect.
     pub(super) fn put(&mut self, index: usize, bytes: &[u8]) -> Result<(), OrderError> {
         let named = self.order.chunks.get(index).ok_or(OrderError::Index)?;
-        // The size needs no other check: a chunk with the named hash cannot have another length.
-        if bytes.len() > limits::CHUNK_BYTES_MAX || Digest::of(bytes) != *named {
+        if bytes.len() > limits::CHUNK_BYTES_MAX {
+            return Err(OrderError::ChunkSize);
+        }
+        if Digest::of(bytes) != *named {
             return Err(OrderError::Chunk);
         }
         // `chunks` is as long as the list of hashes, so `index` is in range.
         if let Some(place @ None) = self.chunks.get_mut(index) {
+            // Otherwise an order could make the store buffer more than the largest file.
+            let left = self.missing_bytes.checked_sub(bytes.len() as u64);
+            self.missing_bytes = left.ok_or(OrderError::File)?;
             *place = Some(bytes.to_vec());
             self.missing -= 1;
         }
@@ -248,6 +259,8 @@ mod tests {
         }
         assert_eq!(assembly.missing(), 1);
         assert_eq!(assembly.put(1, chunks[0]), Err(OrderError::Chunk));
+        let large = vec![0; limits::CHUNK_BYTES_MAX + 1];
+        assert_eq!(assembly.put(1, &large), Err(OrderError::ChunkSize));
         assert_eq!(assembly.put(4, chunks[0]), Err(OrderError::Index));
         assembly.put(1, chunks[1]).unwrap();
         assert_eq!(assembly.file().unwrap(), (order, file));
@@ -256,9 +269,15 @@ mod tests {
     #[test]
     fn a_file_other_than_the_named_one_is_refused() {
         let file = b"0123456789";
+        let mut short = Assembly::new(Order {
+            size: Some(9),
+            ..order(file, 5)
+        });
+        short.put(0, &file[..5]).unwrap();
+        assert_eq!(short.put(1, &file[5..]), Err(OrderError::File));
         for wrong in [
             Order {
-                size: Some(9),
+                size: Some(11),
                 ..order(file, 5)
             },
             Order {

@@ -8,8 +8,9 @@
 //!
 //! Any client may publish an order. The publisher gets an acknowledgement, and subscribers get the
 //! status. A thread of its own carries the order out through [`Gate`]. An order that no trusted key
-//! signed must leave no state. An order whose serial is not higher than the last one is refused.
-//! The store receives or carries out one order at a time.
+//! signed must leave no state. The store refuses an order whose serial is not higher than the last
+//! one. It drops an order at QoS 0, which it could not acknowledge. The store receives or carries
+//! out one order at a time.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -132,6 +133,11 @@ impl PolicyOrders {
         let topic = std::str::from_utf8(&request.topic).unwrap_or_default();
         match topic.strip_prefix(CHUNK_TOPICS) {
             Some(place) => self.chunk(broker, place, &request.payload),
+            None if request.qos == QoS::AtMostOnce => {
+                let error =
+                    "an order must have QoS 1 or 2: at QoS 0 the store cannot acknowledge it";
+                Err((ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, error.to_owned()))
+            }
             None => {
                 let mut user = request.properties.user();
                 let signature = user.find(|(name, _)| *name == SIGNATURE);
@@ -195,7 +201,8 @@ impl PolicyOrders {
         if let Some(displaced) = state.now.take().and_then(|now| now.assembly) {
             let serial = displaced.order().serial;
             tracing::warn!(serial, by = order.serial, "a newer order replaced an order");
-            let error = json!({ "error": "a newer order replaced it" });
+            let error = "a newer order replaced it: send it again with a higher serial";
+            let error = json!({ "error": error });
             self.publish(broker, "failed", Some(displaced.order()), error);
         }
         let assembly = (missing > 0).then(|| Assembly::new(order.clone()));
@@ -252,13 +259,18 @@ impl PolicyOrders {
         let Some(assembly) = now.assembly.as_mut() else {
             return Ok(());
         };
-        assembly.put(index, payload).map_err(|error| {
-            let reason = match error {
-                OrderError::Index => ReasonCode::TOPIC_NAME_INVALID,
-                _ => ReasonCode::PAYLOAD_FORMAT_INVALID,
-            };
-            (reason, error.to_string())
-        })?;
+        if let Err(error) = assembly.put(index, payload) {
+            let (reason, text) = (chunk_reason(&error), error.to_string());
+            // Then no chunks can make the file.
+            if error == OrderError::File
+                && let Some(assembly) = now.assembly.take()
+            {
+                let known = now.known;
+                drop(state);
+                self.end(broker, known, Some(assembly.order()), Err(text.clone()));
+            }
+            return Err((reason, text));
+        }
         if assembly.missing() == 0
             && let Some(assembly) = now.assembly.take()
         {
@@ -385,6 +397,15 @@ impl PolicyOrders {
             ..Message::new(STATUS, status.to_string(), QoS::AtLeastOnce)
         };
         broker.batch(|batch| batch.publish(message));
+    }
+}
+
+/// The reason code for the publisher of a refused chunk.
+fn chunk_reason(error: &OrderError) -> ReasonCode {
+    match error {
+        OrderError::Index => ReasonCode::TOPIC_NAME_INVALID,
+        OrderError::ChunkSize => ReasonCode::QUOTA_EXCEEDED,
+        _ => ReasonCode::PAYLOAD_FORMAT_INVALID,
     }
 }
 

@@ -8,17 +8,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use serde::Serialize;
 
 use statehouse_access::audit;
 use statehouse_config::limits;
 use statehouse_core::policy::{
-    Act, Actor, Assignment, AssignmentError, BUILT_IN, Canary, CanaryRule, Candidate, Delivered,
-    Digest, Done, Engine, Instance, Lines, LoadError, Policy, Role, Selector, SelectorError,
-    Shadow, Swap,
+    Act, Actor, Assignment, AssignmentError, Canary, CanaryRule, Candidate, Delivered, Digest,
+    Done, Engine, Instance, LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
 };
 use statehouse_core::store::Transaction;
+use statehouse_core::trial;
 use statehouse_precompiled::Modules;
 use statehouse_protocol::Shown;
 use statehouse_server::{
@@ -27,8 +28,8 @@ use statehouse_server::{
 };
 
 mod kept;
+mod lines;
 mod orders;
-pub(crate) mod trial;
 
 /// Loads, assigns and lists the policies of a running store, for one author of changes.
 pub struct Control {
@@ -187,15 +188,18 @@ struct Seen {
 }
 
 impl Seen {
-    fn resolve(&self, which: &Selector) -> Result<Digest, ControlError> {
+    fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> + Clone {
         let built_in = self.assignment.built_in;
-        let candidates = self.policies.iter().map(|policy| Candidate {
+        self.policies.iter().map(move |policy| Candidate {
             digest: policy.digest.into(),
             name: &policy.name,
             version: &policy.version,
             built_in: policy.digest == built_in.0,
-        });
-        Ok(which.resolve(candidates)?)
+        })
+    }
+
+    fn resolve(&self, which: &Selector) -> Result<Digest, ControlError> {
+        Ok(which.resolve(self.candidates())?)
     }
 
     fn policy(&self, digest: Digest) -> Result<&Arc<Policy<Transaction>>, ControlError> {
@@ -271,10 +275,6 @@ impl Control {
             return Ok(view);
         }
         let policy = self.compile(file)?;
-        if policy.name == BUILT_IN {
-            let why = "its name is reserved for the built-in policy";
-            return Err(LoadError::Description(why).into());
-        }
         let mut unloaded = None;
         self.change_as(signed_by, true, |seen, ready| {
             // A second caller with the same file may have been faster.
@@ -428,16 +428,6 @@ impl Control {
         Ok(())
     }
 
-    /// The recent log lines of all policies of this store.
-    pub fn lines(&self) -> &Arc<Lines> {
-        self.shared.engine.lines()
-    }
-
-    /// The digest of a loaded policy.
-    pub fn resolve(&self, which: &Selector) -> Result<Digest, ControlError> {
-        self.seen().resolve(which)
-    }
-
     /// All loaded policies, and the requests that each handles.
     pub fn list(&self) -> Listing {
         let seen = self.seen();
@@ -465,7 +455,7 @@ impl Control {
             .build()
             .map_err(|error| LoadError::Engine(error.to_string()))?;
         let policy = Arc::new(compilers.install(|| self.shared.engine.load(file))?);
-        trial::run(&policy)?;
+        trial::accept(&policy, Instant::now())?;
         Ok(policy)
     }
 

@@ -188,6 +188,25 @@ fn the_setting_does_not_promote_a_policy_that_was_rolled_back() {
     assert_eq!(found.unwrap(), other);
 }
 
+/// An earlier version accepted policies with the reserved name.
+#[test]
+fn the_setting_may_name_a_recorded_policy_without_a_trial() {
+    let rig = Rig::new();
+    let reserved = statehouse_tests::policies::described("reserved");
+    let path = rig.data.path().join("reserved.wasm");
+    fs::write(&path, &reserved).unwrap();
+    let choice = PolicyChoice::File(path);
+    let refused = rig.open(&image(None), &choice).unwrap_err();
+    assert!(
+        format!("{refused:#}").contains("reserved for"),
+        "{refused:#}"
+    );
+    let digest = Digest::of(&reserved);
+    let recorded = rig.assignment().load(digest).unwrap();
+    let found = rig.open(&image(Some(recorded)), &choice).unwrap();
+    assert_eq!(found.active, digest);
+}
+
 /// In an earlier version any error that kept a start from reading a module ended the policy's
 /// roles.
 #[test]

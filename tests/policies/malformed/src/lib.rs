@@ -25,8 +25,8 @@ mod contract {
     wit_bindgen::generate!({ path: "../../../wit", world: "policy", generate_all });
 }
 
-/// `fine`, `absurd`, `wild`, `empty`, `no-text`, `trap`, `loop`, `refuse` or `ramble`, padded with
-/// dots.
+/// `fine`, `absurd`, `wild`, `empty`, `no-text`, `reserved`, `trap`, `loop`, `refuse`, `ramble`, or
+/// `never` for a policy that fails at every request, padded with dots.
 static DESCRIPTION: [u8; 24] = *b"description=fine........";
 
 /// An address beyond the memory limit of all policies.
@@ -129,6 +129,7 @@ extern "C" fn describe() -> u32 {
         "wild" => info.word(16, WILD).word(20, 1),
         "empty" => info.list(0, b""),
         "no-text" => info.list(0, b"\xFF\xFE"),
+        "reserved" => info.list(0, b"builtin"),
         "trap" => std::process::abort(),
         "loop" => loop {
             std::hint::black_box(&info);
@@ -173,6 +174,9 @@ extern "C" fn handle(
     _client_len: u32,
     _now_ms: u64,
 ) -> u32 {
+    if description() == "never" {
+        std::process::abort();
+    }
     // SAFETY: the host has written that many bytes to an address that `allocate` returned.
     let payload =
         unsafe { std::slice::from_raw_parts(payload_at as *const u8, payload_len as usize) };

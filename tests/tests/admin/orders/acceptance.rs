@@ -1,6 +1,6 @@
 //! Tests which orders a store carries out.
 
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use statehouse_tests::{Client, Publish, Server};
 
 use super::{Fleet, TOPIC, chunks, ended, fleet, name, order, publish, secret, signed, trusting};
@@ -154,6 +154,26 @@ fn invalid_or_untrusted_order_is_refused() {
     // No order announced these chunks.
     assert_eq!(publish(&mut client, &chunks(&file)[0]).0, 0x83);
     assert_eq!(roles(&server, OURS), None);
+}
+
+/// The store could not acknowledge the order, so it must not carry it out.
+#[test]
+fn order_at_qos_0_is_dropped_and_audited() {
+    let Fleet {
+        server, store, key, ..
+    } = fleet();
+    let order = json!({ "serial": 7, "stores": [store], "action": "shadow" });
+    let order = signed(&order, &key);
+    let mut client = server.connect("fleet");
+    client.start(order.clone().qos(0));
+    let line = server.wait_for_log("an order must have QoS 1 or 2");
+    assert!(line.contains("statehouse::audit"), "{line}");
+    client.subscribe(&format!("{TOPIC}/status"), 0);
+    let status: Json = serde_json::from_slice(&client.take_publish(TOPIC).payload).unwrap();
+    assert_eq!(status["state"], "idle", "{status}");
+    // The dropped order has not used up its serial.
+    assert_eq!(publish(&mut client, &order), (0, String::new()));
+    assert_eq!(ended(&server, 7)["state"], "done");
 }
 
 /// Both stores trust the key, so the signature alone does not say which one the order is for.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A key prefix. Serialized as text if it is UTF-8, otherwise as a list of numbers, so that the
-/// document is JSON.
+/// record of the log is JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "PrefixText", into = "PrefixText")]
 pub struct Prefix(pub Vec<u8>);

@@ -286,11 +286,11 @@ impl Host for Transaction {
         bytes
     }
 
-    /// An entry may be ahead of `now`, because the clock may have been set back, but it is never
-    /// ahead of the last version.
+    /// A client's timestamp may be ahead of `now` by the allowed skew. If the clock was set back,
+    /// an entry may be further ahead, but never ahead of the last version.
     fn may_have_assigned(&self, version: Stamp) -> bool {
-        let latest_ms = self.now_ms.max(self.hlc.last().wall);
-        version.wall <= latest_ms.saturating_add(limits::SKEW_MS_MAX)
+        let latest_ms = self.now_ms.saturating_add(limits::SKEW_MS_MAX);
+        version.wall <= latest_ms.max(self.hlc.last().wall)
             && u64::from(version.counter) < COUNTER_END
     }
 
@@ -538,13 +538,17 @@ mod tests {
         state.hlc = Hlc::at(last);
         let it = Transaction::of_client(state, Quota::default(), "a");
         let counter_max = u32::try_from(COUNTER_END - 1).unwrap();
-        for assigned in [last, version(0, 0), version(3_660_000, counter_max)] {
+        for assigned in [last, version(0, 0), version(3_600_000, counter_max)] {
             assert!(it.may_have_assigned(assigned), "{assigned:?}");
         }
         let wide = version(10, counter_max + 1);
-        for forged in [wide, version(3_660_001, 0), version(u64::MAX, 0)] {
+        for forged in [wide, version(3_600_001, 0), version(u64::MAX, 0)] {
             assert!(!it.may_have_assigned(forged), "{forged:?}");
         }
+        // A client's timestamp may be ahead of the clock by the allowed skew.
+        let it = begin("a");
+        assert!(it.may_have_assigned(version(it.now_ms() + limits::SKEW_MS_MAX, 0)));
+        assert!(!it.may_have_assigned(version(it.now_ms() + limits::SKEW_MS_MAX + 1, 0)));
     }
 
     /// The contract says so, and no notification could reach the client.

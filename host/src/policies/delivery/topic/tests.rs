@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use statehouse_mqtt::{Door, Identity, NoService, Options, Properties};
+use statehouse_mqtt::{Door, Identity, NoService, Options, Properties, PropertiesBuilder};
 use statehouse_protocol::topics::ORDER_TOPIC;
 use statehouse_protocol::{ConnectionId, SessionId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,7 +42,8 @@ fn publisher() -> Origin {
 }
 
 impl OrderRig {
-    fn order(&self, serial: u64, action: Action, file: &[u8]) -> Outcome {
+    /// The payload of an order.
+    fn payload(serial: u64, action: Action, file: &[u8]) -> Vec<u8> {
         let order = Order {
             serial,
             stores: vec![STORE.into()],
@@ -53,11 +54,19 @@ impl OrderRig {
             per_mille: None,
             rule: None,
         };
-        let payload = order.payload();
-        let signature = sign_order(&payload, &self.key.sk);
+        order.payload()
+    }
+
+    fn order(&self, serial: u64, action: Action, file: &[u8]) -> Outcome {
+        self.signed(&Self::payload(serial, action, file))
+    }
+
+    /// Sends this order with a signature.
+    fn signed(&self, payload: &[u8]) -> Outcome {
+        let signature = sign_order(payload, &self.key.sk);
         let from = publisher();
         self.orders
-            .order(&self.broker, &from, &payload, Some(&signature))
+            .order(&self.broker, &from, payload, Some(&signature))
     }
 
     /// The retained status, as a subscriber receives it.
@@ -116,6 +125,88 @@ async fn an_order_without_its_chunks_is_dropped_and_may_be_sent_again() {
     assert!(refused.unwrap_err().1.contains("publish the order first"));
     it.order(7, Action::Load, file).unwrap();
     assert_eq!(it.status().await["missing"], 2);
+}
+
+/// Regression: an order at QoS 0 was carried out, and its refusal reached no client.
+#[tokio::test]
+async fn an_order_at_qos_0_is_refused() {
+    let it = order_rig();
+    let file = b"0123456789abc";
+    let order = OrderRig::payload(7, Action::Load, file);
+    let properties = PropertiesBuilder::new()
+        .user(SIGNATURE, &sign_order(&order, &it.key.sk))
+        .finish()
+        .and_then(Properties::parse)
+        .unwrap();
+    let take = |qos| {
+        let request = Request {
+            topic: ORDER_TOPIC.into(),
+            payload: order.clone().into(),
+            properties: properties.clone(),
+            qos,
+            dup: false,
+            packet_id: 0,
+            expires: None,
+            token: None,
+        };
+        it.orders.clone().take(&it.broker, &publisher(), request);
+        it.orders.lock().now.is_some()
+    };
+    assert!(!take(QoS::AtMostOnce));
+    assert_eq!(it.audit.counts(), [("order", 1)]);
+    assert!(take(QoS::AtLeastOnce));
+    assert_eq!(it.audit.counts(), [("order", 1)]);
+}
+
+#[tokio::test]
+async fn a_long_chunk_is_refused_with_its_limit() {
+    let it = order_rig();
+    let file = b"0123456789abc";
+    it.order(7, Action::Load, file).unwrap();
+    let place = format!("{}/0", Digest::of(file));
+    let put = |bytes: usize| it.orders.chunk(&it.broker, &place, &vec![0; bytes]);
+    let (reason, text) = put(limits::CHUNK_BYTES_MAX + 1).unwrap_err();
+    assert_eq!(reason, ReasonCode::QUOTA_EXCEEDED);
+    assert!(text.contains("262144 bytes"), "{text}");
+    let (reason, _) = put(limits::CHUNK_BYTES_MAX).unwrap_err();
+    assert_eq!(reason, ReasonCode::PAYLOAD_FORMAT_INVALID);
+}
+
+/// Regression: the order was `receiving` for ten minutes, although no chunk could complete it.
+#[tokio::test]
+async fn a_chunk_beyond_the_named_size_ends_the_order() {
+    let it = order_rig();
+    let file = b"0123456789abc";
+    let order = OrderRig::payload(7, Action::Load, file);
+    let mut order: Order = serde_json::from_slice(&order).unwrap();
+    order.size = Some(11);
+    it.signed(&order.payload()).unwrap();
+    let put = |index: usize, bytes: &[u8]| {
+        let place = format!("{}/{index}", Digest::of(file));
+        it.orders.chunk(&it.broker, &place, bytes)
+    };
+    put(0, &file[..10]).unwrap();
+    let (reason, text) = put(1, &file[10..]).unwrap_err();
+    assert_eq!(reason, ReasonCode::PAYLOAD_FORMAT_INVALID);
+    let status = it.status().await;
+    assert_eq!(
+        (&status["state"], &status["serial"], &status["error"]),
+        (&json!("failed"), &json!(7), &json!(text))
+    );
+    it.order(7, Action::Load, file).unwrap();
+    assert_eq!(it.status().await["missing"], 2);
+}
+
+#[tokio::test]
+async fn a_newer_order_replaces_one_whose_chunks_arrive() {
+    let it = order_rig();
+    let (first, second) = (b"0123456789abc", b"abc0123456789");
+    it.order(7, Action::Load, first).unwrap();
+    it.order(8, Action::Load, second).unwrap();
+    let place = format!("{}/0", Digest::of(first));
+    let refused = it.orders.chunk(&it.broker, &place, &first[..10]);
+    assert!(refused.unwrap_err().1.contains("publish the order first"));
+    assert_eq!(it.status().await["serial"], 8);
 }
 
 /// The publisher waits for the end of the order, and other orders wait for their turn.

@@ -1,17 +1,19 @@
-//! The trial of a policy before it is loaded: a few requests on an empty store of its own.
+//! The trial of a policy before a store accepts it: a few requests on an empty store of its own.
 //!
-//! The trial shows whether the policy can respond at all. The responses are not checked.
+//! The trial shows whether the policy can respond at all. The responses are not checked. A start
+//! must load the recorded policies without a trial: an earlier version may have accepted them. This
+//! module reads no clock.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-
-use statehouse_core::policy::{Failure, LoadError, Policy, Registry};
-use statehouse_core::request::{Dialect, Incoming};
-use statehouse_core::store::{Peer, Quota, Store, Transaction};
-use statehouse_core::{Core, Input, Now, Settings};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
+
+use crate::policy::{BUILT_IN, Failure, LoadError, Policy, Registry};
+use crate::request::{Dialect, Incoming};
+use crate::store::{Peer, Quota, Store, Transaction};
+use crate::{Core, Input, Now, Settings};
 
 /// The requests of a trial: every client of a state store sends these commands.
 const REQUESTS: [(&str, &[u8]); 3] = [
@@ -23,9 +25,26 @@ const REQUESTS: [(&str, &[u8]); 3] = [
 /// The time of the trial. It is not a round number that a policy might treat as no time.
 const NOW_MS: u64 = 1_700_000_000_123;
 
+/// Accepts or refuses a policy: checks its name, and runs its trial at the instant `now`.
+///
+/// # Errors
+/// If its name means the built-in policy, or if it fails on every request of the trial.
+pub fn accept(policy: &Arc<Policy<Transaction>>, now: Instant) -> Result<(), LoadError> {
+    if policy.name == BUILT_IN {
+        return Err(LoadError::Description(
+            "its name is reserved for the built-in policy",
+        ));
+    }
+    policy.counters.begin_trial();
+    let tried = run(policy, now);
+    policy.work.clear();
+    policy.counters.end_trial();
+    tried
+}
+
 /// Runs the trial. A policy may fail on commands that it does not know, so only a policy that fails
 /// on every request is refused.
-pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
+fn run(policy: &Arc<Policy<Transaction>>, instant: Instant) -> Result<(), LoadError> {
     let registry = Registry::new(policy.clone(), None);
     let store = Store::new(registry, Quota::default());
     let settings = Settings {
@@ -42,7 +61,7 @@ pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
         .unwrap_or_default();
     let now = Now {
         ms: NOW_MS,
-        instant: Instant::now(),
+        instant,
     };
     let mut failed: Option<(&'static str, Failure)> = None;
     let mut failures = 0;
@@ -55,9 +74,6 @@ pub(crate) fn run(policy: &Arc<Policy<Transaction>>) -> Result<(), LoadError> {
             failed.get_or_insert((name, failure));
         }
     }
-    drop(core);
-    policy.work.clear();
-    policy.counters.clear();
     match failed {
         Some((name, failure)) if failures == REQUESTS.len() => {
             Err(LoadError::SelfTest(name, failure))
