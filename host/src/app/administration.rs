@@ -10,7 +10,10 @@ use anyhow::Context;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::admin::{Admin, Endpoint, Overviews, SESSION_PREFIX, Subject, new_token};
+use super::check;
+use crate::admin::{
+    Admin, Endpoint, Overviews, SESSION_PREFIX, Subject, is_bearer_token, new_token,
+};
 use crate::policies::delivery::{DropDirectory, Gate, PolicyOrders};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
@@ -21,9 +24,12 @@ use statehouse_files::watch::{Reloads, Watched};
 use statehouse_listener::Certificates;
 use statehouse_mqtt::Broker;
 
-/// Why the admin API or the metrics cannot be served: the context of an error of the system.
+/// Why addresses cannot be used: an error of its own, or the context of an error of the system.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CannotListen {
+    /// Two of them overlap.
+    #[error("{0} and {1} are the same address: choose another port for one of them")]
+    Overlap(String, String),
     /// The admin API at this place.
     #[error("the admin API cannot listen on {0}: choose another address with --admin, or `off`")]
     Admin(String),
@@ -63,18 +69,25 @@ pub(super) struct Deliveries {
 
 impl Administration {
     /// Binds the addresses and checks the watched directory. Runs within a runtime. Fails with
-    /// [`CannotListen`] as context if an address cannot be bound.
+    /// [`CannotListen`], also as context, if an address cannot be bound.
     pub(super) fn open(config: &Config, access: &Arc<AccessControl>) -> anyhow::Result<Self> {
-        let data = keeps(config).then(|| config.storage.directory.clone());
         check_drop_directory(config)?;
         let token = token_of(config)?;
+        Self::bind(config, access, token).map_err(|error| check::cannot_bind(config, error))
+    }
+
+    fn bind(
+        config: &Config,
+        access: &Arc<AccessControl>,
+        token: Option<String>,
+    ) -> anyhow::Result<Self> {
         Ok(Self {
             local: open(config, token.clone())?,
             tls: (config.admin_tls.as_ref())
                 .map(|tls| Remote::open(tls, token, access))
                 .transpose()?,
             metrics: open_for_metrics(config)?,
-            data,
+            data: keeps(config).then(|| config.storage.directory.clone()),
             drop: config.policy_drop.clone(),
         })
     }
@@ -248,16 +261,12 @@ fn token(keeps: bool) -> anyhow::Result<Option<String>> {
         token.len(),
         limits::ADMIN_TOKEN_BYTES_MIN
     );
-    let token = token.into_string().ok().filter(|it| is_bearer_token(it));
+    let token = token.into_string().ok();
+    // Otherwise it would be taken for the token of a session.
+    let token = token.filter(|it| is_bearer_token(it) && !it.starts_with(SESSION_PREFIX));
     token.map(Some).with_context(|| {
         format!("{ADMIN_TOKEN} must be printable ASCII without a space at either end, since clients send it in an HTTP header, and must not begin with `{SESSION_PREFIX}`, as the tokens of sessions do")
     })
-}
-
-/// Whether a client can send this token in a header, and it is not taken for that of a session.
-fn is_bearer_token(token: &str) -> bool {
-    let is_allowed = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
-    token.bytes().all(is_allowed) && token.trim() == token && !token.starts_with(SESSION_PREFIX)
 }
 
 impl Running {

@@ -167,38 +167,34 @@ impl Addresses {
         found: &mut Findings,
         unusable: impl FnOnce(io::Error) -> Failure,
     ) {
-        let name = format!("{setting} {address}");
-        if let Some((other, _)) = self.0.iter().find(|(_, it)| overlap(*it, address)) {
-            found.problems.push(Failure::Transport(format!(
-                "{name} and {other} are the same address: choose another port for one of them"
-            )));
-        }
+        found.usage(self.add(setting, address).err());
         match reserve(address) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::AddrInUse => found.notes.push(format!(
-                "{name} is in use, which is as expected while the store runs; a start needs it free"
+                "{setting} {address} is in use, which is as expected while the store runs; a start needs it free"
             )),
             Err(error) => found.problems.push(unusable(error)),
         }
+    }
+
+    /// Adds an address. Fails if it overlaps another one.
+    fn add(&mut self, setting: &str, address: SocketAddr) -> Result<(), CannotListen> {
+        let name = format!("{setting} {address}");
+        let other = self.0.iter().find(|(_, it)| overlap(*it, address));
+        let added = other.map_or(Ok(()), |(other, _)| {
+            Err(CannotListen::Overlap(name.clone(), other.clone()))
+        });
         self.0.push((name, address));
+        added
     }
 
     /// The addresses for clients, and for the other hosts of a cluster.
     fn check_clients(&mut self, config: &Config, found: &mut Findings) {
-        let mut check = |setting: &str, address: SocketAddr| {
+        for (setting, address) in of_clients(config) {
             self.check(setting, address, found, |error| {
                 let error = ListenerError::Address(address, error);
                 Failure::Transport(format!("{setting}: {error}"))
             });
-        };
-        if let TransportChoice::Embedded(listen) = &config.transport {
-            for listener in &listen.listeners {
-                check("listen", listener.address);
-            }
-        }
-        #[cfg(feature = "cluster")]
-        if let Some(cluster) = &config.cluster {
-            check("cluster_listen", cluster.listen);
         }
     }
 
@@ -208,29 +204,68 @@ impl Addresses {
         if let (TransportChoice::Foreign(_), Some(tls)) = (&config.transport, &config.admin_tls) {
             found.transport(Certificates::check(&tls.files));
         }
-        let mut check = |setting: &str, address: SocketAddr, unusable: CannotListen| {
+        for (setting, address, unusable) in of_administration(config) {
             self.check(setting, address, found, |error| {
                 Failure::usage(anyhow::Error::from(error).context(unusable))
             });
-        };
-        if let Some(place @ AdminPlace::Tcp(address)) = &config.admin {
-            check("admin", *address, CannotListen::Admin(place.to_string()));
-        }
-        if let Some(tls) = &config.admin_tls {
-            let place = format!("https://{}", tls.address);
-            check("admin", tls.address, CannotListen::Admin(place));
-        }
-        if let Some(place @ AdminPlace::Tcp(address)) = &config.metrics {
-            check(
-                "metrics",
-                *address,
-                CannotListen::Metrics(place.to_string()),
-            );
         }
         if let Some(AdminPlace::Unix(path)) = &config.admin {
             check_socket(path, found);
         }
     }
+
+    /// Names two addresses of a start that overlap, if there are any.
+    fn overlap(config: &Config) -> Option<CannotListen> {
+        let others = of_administration(config).into_iter();
+        let others = others.map(|(setting, address, _)| (setting, address));
+        let mut addresses = Self::default();
+        let mut all = of_clients(config).into_iter().chain(others);
+        all.find_map(|(setting, address)| addresses.add(setting, address).err())
+    }
+}
+
+/// The addresses for clients, and for the other hosts of a cluster.
+fn of_clients(config: &Config) -> Vec<(&'static str, SocketAddr)> {
+    let mut all = Vec::new();
+    if let TransportChoice::Embedded(listen) = &config.transport {
+        all.extend(listen.listeners.iter().map(|it| ("listen", it.address)));
+    }
+    #[cfg(feature = "cluster")]
+    if let Some(cluster) = &config.cluster {
+        all.push(("cluster_listen", cluster.listen));
+    }
+    all
+}
+
+/// The addresses of the admin API and of the metrics, each with the context of its errors.
+fn of_administration(config: &Config) -> Vec<(&'static str, SocketAddr, CannotListen)> {
+    let mut all = Vec::new();
+    if let Some(place @ AdminPlace::Tcp(address)) = &config.admin {
+        all.push(("admin", *address, CannotListen::Admin(place.to_string())));
+    }
+    if let Some(tls) = &config.admin_tls {
+        let place = format!("https://{}", tls.address);
+        all.push(("admin", tls.address, CannotListen::Admin(place)));
+    }
+    if let Some(place @ AdminPlace::Tcp(address)) = &config.metrics {
+        let unusable = CannotListen::Metrics(place.to_string());
+        all.push(("metrics", *address, unusable));
+    }
+    all
+}
+
+/// The error of a start that cannot bind an address. Names two addresses that overlap: the system
+/// reports one of them as in use.
+pub(super) fn cannot_bind(config: &Config, error: anyhow::Error) -> anyhow::Error {
+    let of_listener = match error.downcast_ref() {
+        Some(ListenerError::Address(_, error)) => Some(error),
+        _ => None,
+    };
+    let of_system = || error.chain().find_map(|it| it.downcast_ref::<io::Error>());
+    let cause = of_listener.or_else(of_system);
+    let is_in_use = cause.is_some_and(|it| it.kind() == ErrorKind::AddrInUse);
+    let overlap = is_in_use.then(|| Addresses::overlap(config)).flatten();
+    overlap.map_or(error, anyhow::Error::from)
 }
 
 fn check_socket(path: &Path, found: &mut Findings) {

@@ -153,7 +153,8 @@ pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
     log_open_files(config.bounds.broker.connections_max);
     check::warn_of_certificates(&config);
     // Binds the listeners before recovery, so that a store that cannot listen touches no data.
-    let mut transport = PreparedTransport::prepare(&config).map_err(Failure::transport)?;
+    let mut transport = PreparedTransport::prepare(&config)
+        .map_err(|error| Failure::transport(check::cannot_bind(&config, error)))?;
     let runtime = runtime(config.threads)
         .context(THREADS)
         .map_err(Failure::transport)?;
@@ -163,7 +164,7 @@ pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
     }
     #[cfg(feature = "cluster")]
     if let Some(cluster) = config.cluster.clone() {
-        let sockets = member::Sockets::bind(transport, &cluster)?;
+        let sockets = member::Sockets::bind(transport, &config, &cluster)?;
         let served = runtime.block_on(member::serve(config, cluster, followed, sockets));
         runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
         return served;

@@ -13,7 +13,7 @@ use super::administration::Deliveries;
 use super::clients::drain;
 use super::operations;
 use super::service_manager;
-use crate::admin::{ClusterPlace, DataDirectory, ReadImpediment, Reader, Subject};
+use crate::admin::{ClusterPlace, DataDirectory, NO_LEADER, ReadImpediment, Reader, Subject};
 use crate::cluster::log::ClusterLog;
 use statehouse_config::{ClusterConfig, limits};
 use statehouse_core::clock::wall_ms;
@@ -122,8 +122,7 @@ impl Shared {
 
     /// No host leads.
     pub(super) fn waits(&self) {
-        let why = "the cluster has no leader";
-        self.does_not_lead(Arc::new(move || Some(why)), None, why);
+        self.does_not_lead(Arc::new(|| Some(NO_LEADER)), None, NO_LEADER);
     }
 
     pub(super) fn broker(&self) -> Option<Broker> {

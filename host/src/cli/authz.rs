@@ -13,6 +13,7 @@ use serde_json::{Value as Json, json};
 
 use super::data::count;
 use super::output::{Exit, Failure, emit, emit_either, one_line, printable};
+use super::remote::Certificates;
 use super::store::{Named, unexpected};
 use crate::admin::{Ask, Decision, Who, reserved};
 use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
@@ -29,8 +30,9 @@ Examples:
   statehouse authz check rules.toml
   statehouse serve --rules rules.toml
 
-A running store applies its current rules and limits, and knows the user and the attributes of a
-connected client. With --rules only that file is evaluated, and no store needs to run.
+A running store applies its current rules, and knows the user and the attributes of a connected
+client. It also names a quota or a limit that would refuse the action at present, but not a rate
+limit. With --rules only that file is evaluated, and no store needs to run.
 
 Rules are in TOML, with the names of Azure IoT Operations' BrokerAuthorization. Rules can only
 allow: an action that no rule allows is denied. A running store reloads its rules within two
@@ -46,7 +48,7 @@ pub(super) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Explain whether a client may do something, and which rule decides
-    Explain(ExplainArgs),
+    Explain(Box<ExplainArgs>),
     /// Parse a rules file, count its rules, and report rules that can never match
     Check {
         /// The rules file
@@ -54,7 +56,11 @@ enum Command {
     },
 }
 
+/// The help of --admin: other commands have options of an account.
+const ADMIN_HELP: &str = "The address of the admin API instead: https://HOST:PORT, http://ADDR:PORT, or unix:PATH; those of all hosts of a cluster with commas. The host that leads answers. It needs the store's token in STATEHOUSE_ADMIN_TOKEN, except at unix:PATH; --context logs in as a user";
+
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("admin", |it| it.help(ADMIN_HELP)))]
 struct ExplainArgs {
     /// The client id
     client: String,
@@ -72,7 +78,8 @@ struct ExplainArgs {
     #[arg(long, value_name = "NAME")]
     user: Option<Box<str>>,
 
-    /// An attribute from its certificate or token; may be given more than once
+    /// An attribute from its certificate or token; may be given more than once [default: those of
+    /// the connected client]
     #[arg(long, value_name = "NAME=VALUE", value_parser = attribute)]
     attribute: Vec<(Box<str>, Box<str>)>,
 
@@ -84,6 +91,9 @@ struct ExplainArgs {
 
     #[command(flatten)]
     store: Named,
+
+    #[command(flatten)]
+    certificates: Certificates,
 
     /// Print JSON
     #[arg(long)]
@@ -202,7 +212,7 @@ async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Decision, Failure> {
     let body = serde_json::to_vec(&ask).map_err(unexpected)?;
     let answer = args
         .store
-        .asked()?
+        .asked(&args.certificates)?
         .send(Method::POST, "/v1/authz", body)
         .await?;
     serde_json::from_value(answer).map_err(unexpected)

@@ -55,10 +55,10 @@ pub(super) struct Account {
     password_file: Option<PathBuf>,
 }
 
-/// The credentials of the user and the certificates of the connection.
+/// The certificates of the connection.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Connection")]
-pub(super) struct Credentials {
+pub(super) struct Certificates {
     /// CA certificates (PEM) that the server's certificate is verified against, for mqtts://,
     /// wss:// or https:// [default: the system's]
     #[arg(long, value_name = "FILE", env = "STATEHOUSE_CA")]
@@ -82,23 +82,62 @@ pub(super) struct Credentials {
         requires = "cert"
     )]
     key: Option<PathBuf>,
+}
+
+/// The credentials of the user and the certificates of the connection.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct Credentials {
+    #[command(flatten)]
+    certificates: Certificates,
 
     #[command(flatten)]
     account: Account,
 }
 
+impl Certificates {
+    /// The files by their flags or variables, for the error about them.
+    fn names(&self) -> String {
+        let files = [
+            (&self.ca, "--ca", "STATEHOUSE_CA"),
+            (&self.cert, "--cert", "STATEHOUSE_CERT"),
+            (&self.key, "--cert-key", "STATEHOUSE_CERT_KEY"),
+        ];
+        let names = files.into_iter().filter_map(|(path, flag, variable)| {
+            let value = path.as_ref()?.as_os_str();
+            let is_of_variable = std::env::var_os(variable).is_some_and(|it| it == value);
+            Some(if is_of_variable { variable } else { flag })
+        });
+        names.collect::<Vec<_>>().join(" and ")
+    }
+}
+
+impl From<Certificates> for Credentials {
+    fn from(certificates: Certificates) -> Self {
+        Self {
+            certificates,
+            account: Account::default(),
+        }
+    }
+}
+
 impl Credentials {
-    /// Adds what the context has and the flags do not name.
+    /// Adds what the context has and the flags and variables do not name.
     pub(super) fn fill(&mut self, context: Context) {
         let fill = |own: &mut Option<PathBuf>, of_context| *own = own.take().or(of_context);
-        fill(&mut self.ca, context.ca);
-        if self.cert.is_none() {
-            fill(&mut self.cert, context.cert);
-            fill(&mut self.key, context.cert_key);
+        let Self {
+            certificates: own,
+            account,
+        } = self;
+        fill(&mut own.ca, context.ca);
+        if own.cert.is_none() {
+            fill(&mut own.cert, context.cert);
+            fill(&mut own.key, context.cert_key);
         }
-        if self.account.user.is_none() {
-            self.account.user = context.user;
-            fill(&mut self.account.password_file, context.password_file);
+        if account.user.is_none() {
+            account.user = context.user;
+            if std::env::var_os(PASSWORD).is_none_or(|it| it.is_empty()) {
+                fill(&mut account.password_file, context.password_file);
+            }
         }
     }
 
@@ -112,22 +151,25 @@ impl Credentials {
 
     /// The configuration of a TLS connection that is not MQTT.
     pub(super) fn client_config(&self) -> Result<Arc<ClientConfig>, Failure> {
-        let own = self.cert.as_deref().zip(self.key.as_deref());
-        let config = statehouse_link::tls::config(self.ca.as_deref(), own);
+        let Certificates { ca, cert, key } = &self.certificates;
+        let own = cert.as_deref().zip(key.as_deref());
+        let config = statehouse_link::tls::config(ca.as_deref(), own);
         config.map_err(|error| Failure::usage(error.to_string()))
     }
 
     /// The certificate files; refused if this URL is unencrypted.
     pub(super) fn tls(&self, url: &BrokerUrl) -> Result<Option<Tls>, Failure> {
+        let Certificates { ca, cert, key } = &self.certificates;
         let tls = Tls {
-            ca: self.ca.clone(),
-            certificate: self.cert.clone().zip(self.key.clone()),
+            ca: ca.clone(),
+            certificate: cert.clone().zip(key.clone()),
         };
         match url.scheme.tls {
             true => Ok(Some(tls)),
             false if tls == Tls::default() => Ok(None),
             false => Err(Failure::usage(format!(
-                "certificates require an encrypted connection, but {url} is unencrypted: name the store with --url mqtts://HOST:PORT, or wss://"
+                "{}: certificates require an encrypted connection, but {url} is unencrypted: name the store with --url mqtts://HOST:PORT, or wss://",
+                self.certificates.names()
             ))),
         }
     }
@@ -202,6 +244,10 @@ pub(super) struct Target {
     /// Whether other options of the command name a store.
     #[arg(skip)]
     is_named: bool,
+
+    /// Whether the other options name an admin API over TLS.
+    #[arg(skip)]
+    has_tls_admin: bool,
 }
 
 impl Target {
@@ -231,6 +277,14 @@ impl Target {
         target.url = Some(url);
         target.credentials.fill(context);
         Ok(target)
+    }
+
+    /// The certificate files for this URL of the store. The files may be for the admin API alone.
+    fn tls(&self, url: &BrokerUrl) -> Result<Option<Tls>, Failure> {
+        match self.has_tls_admin && !url.scheme.tls {
+            true => Ok(None),
+            false => self.credentials.tls(url),
+        }
     }
 
     /// The URL of the store, from either form.
@@ -305,7 +359,7 @@ impl Remote {
         let target = self.target.with_context()?;
         let url = target.url();
         let options = Options {
-            tls: target.credentials.tls(&url)?,
+            tls: target.tls(&url)?,
             login: target.credentials.login(&url)?,
             websocket: url.scheme.websocket.then(|| url.path.clone()),
             host: url.host,
@@ -330,6 +384,7 @@ impl Remote {
     /// Notes whether the other options of the command name a store.
     pub(super) fn heed(&mut self, place: &Place) {
         self.target.is_named = place.is_given();
+        self.target.has_tls_admin = place.has_tls_admin();
     }
 
     /// How to reach the data of the store: by these options, with the context and the credentials

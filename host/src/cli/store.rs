@@ -1,8 +1,9 @@
 //! The admin API of a running store, for commands. Yields JSON, or a failure with an exit code.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use data_encoding::BASE64;
 use hyper::{Method, StatusCode};
@@ -12,9 +13,18 @@ use statehouse_link::{describe_io, is_untrusted};
 
 use super::context::{self, Context};
 use super::output::{Exit, Failure, emit_either, one_line};
-use super::remote::Credentials;
-use crate::admin::{Connection, Endpoint, ask, is_plain_url, is_tls_url};
+use super::remote::{Certificates, Credentials};
+use crate::admin::{
+    Connection, Endpoint, NO_LEADER, ask, is_bearer_token, is_plain_url, is_tls_url,
+};
 use statehouse_config::{ADMIN_TOKEN, limits, socket_path};
+
+/// How long a command asks for a host that leads its cluster. It must exceed the time in which a
+/// connection to a host without power fails (5 s). A takeover takes about 2 s.
+const LEADER_WAIT: Duration = Duration::from_secs(6);
+
+/// The pause before all hosts are asked again.
+const LEADER_PAUSE: Duration = Duration::from_millis(200);
 
 /// Options that name the store.
 #[derive(Debug, clap::Args)]
@@ -112,6 +122,11 @@ impl Place {
         self.data.is_some() || self.admin.is_some()
     }
 
+    /// Whether they name an admin API over TLS.
+    pub(super) fn has_tls_admin(&self) -> bool {
+        self.admin.as_deref().is_some_and(is_any_tls_url)
+    }
+
     /// How to reach the store, without a context if its address is given.
     pub(super) fn find(
         &self,
@@ -174,15 +189,27 @@ impl Reach {
 }
 
 impl Named {
-    /// The admin API. The account and the certificates are those of the context.
-    pub(super) fn asked(&self) -> Result<Asked, Failure> {
-        let (admin, context) = (&self.place.admin, self.context.as_deref());
-        if admin.as_deref().is_some_and(is_tls_url) && std::env::var_os(ADMIN_TOKEN).is_none() {
+    /// The admin API, for a command without options of an account: that is the one of the context.
+    pub(super) fn asked(&self, certificates: &Certificates) -> Result<Asked, Failure> {
+        let credentials = Credentials::from(certificates.clone());
+        let context = match self.place.is_given() {
+            true => None,
+            false => context::find(self.context.as_deref())?,
+        };
+        let needs_token = match &context {
+            Some((_, it)) => it.user.is_none() && it.admin.as_deref().is_some_and(is_any_tls_url),
+            None => self.place.has_tls_admin(),
+        };
+        if needs_token && token().is_none() {
             return Err(Failure::usage(format!(
-                "this command logs in over https:// by --context (see `statehouse context add`), or with the store's token in {ADMIN_TOKEN}"
+                "this command logs in over https:// as the user of a --context (see `statehouse context add`), or with the store's token in {ADMIN_TOKEN}"
             )));
         }
-        Asked::of(self.place.find(context, &Credentials::default())?)
+        let found = match context {
+            Some((name, context)) => Place::of(&name, context, &credentials),
+            None => self.place.find(None, &credentials),
+        };
+        Asked::of(found?)
     }
 }
 
@@ -247,32 +274,74 @@ impl Asked {
         last
     }
 
-    /// Sends a request with any body.
+    /// Sends a request with any body. If no host of a cluster can answer because none leads, sends
+    /// it again for some seconds: a host that answers 421 has executed nothing.
     pub(super) async fn send(
         &self,
         method: Method,
         path: &str,
         body: Vec<u8>,
     ) -> Result<Json, Failure> {
+        let began = Instant::now();
+        let mut is_repeated = false;
+        loop {
+            let (status, answer) = self.answer(&method, path, body.clone()).await?;
+            if status.is_success() {
+                return Ok(answer);
+            }
+            let error = answer["error"].as_str().unwrap_or("it gave no reason");
+            if status != StatusCode::MISDIRECTED_REQUEST || !self.may_change(path, error) {
+                return Err(self.refusal(status, error));
+            }
+            // Several hosts that cannot be reached take longer.
+            if is_repeated && began.elapsed() >= LEADER_WAIT {
+                return Err(Failure::transport(format!(
+                    "no host that was asked leads at present ({}): try again in a few seconds, or see `statehouse cluster status`",
+                    one_line(error)
+                )));
+            }
+            is_repeated = true;
+            tokio::time::sleep(LEADER_PAUSE).await;
+        }
+    }
+
+    /// Whether a host may soon answer a request to which all hosts that were reached answered 421
+    /// with this error.
+    fn may_change(&self, path: &str, error: &str) -> bool {
+        let of_past = ["/v1/history", "/v1/value"];
+        let is_of_past = of_past.iter().any(|it| path.starts_with(it));
+        error == NO_LEADER || (self.hosts.len() > 1 && !is_of_past)
+    }
+
+    /// The answer of the first host that can be reached and does not answer 421, or else of the
+    /// last one that was reached.
+    async fn answer(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, Json), Failure> {
         let asking = ask(&self.hosts, method.clone(), path, body);
         let (url, answered) = tokio::time::timeout(self.timeout, asking)
             .await
-            .map_err(|_| self.silent(&method, path))?;
-        let (status, answer) = answered.map_err(|error| self.unreachable(url, &error))?;
-        if status.is_success() {
-            return Ok(answer);
-        }
-        let error = answer["error"].as_str().unwrap_or("it gave no reason");
+            .map_err(|_| self.silent(method, path))?;
+        answered.map_err(|error| self.unreachable(url, &error))
+    }
+
+    /// The failure for a status that is no success.
+    fn refusal(&self, status: StatusCode, error: &str) -> Failure {
         let error = one_line(error);
-        Err(match status {
+        match status {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => Failure::negative(error),
             StatusCode::BAD_REQUEST => Failure::usage(error),
-            StatusCode::MISDIRECTED_REQUEST => Failure::refused(error).with(
-                "With --admin https://HOST:PORT,https://HOST:PORT and the address of each host this command finds the host that can answer by itself",
-            ),
+            StatusCode::MISDIRECTED_REQUEST if self.hosts.len() == 1 => {
+                Failure::refused(error).with(
+                    "With --admin https://HOST:PORT,https://HOST:PORT and the address of each host this command finds the host that can answer by itself",
+                )
+            }
             _ if status.is_server_error() => Failure::transport(error),
             _ => Failure::refused(error),
-        })
+        }
     }
 
     /// The admin API of a store that was found.
@@ -359,14 +428,29 @@ fn connection(url: &str, credentials: &Credentials) -> Result<Connection, Failur
     }
 }
 
+/// Whether one of these URLs, with commas between them, is that of an admin API over TLS.
+fn is_any_tls_url(urls: &str) -> bool {
+    urls.split(',').any(is_tls_url)
+}
+
+/// The token of the environment.
+fn token() -> Option<OsString> {
+    std::env::var_os(ADMIN_TOKEN).filter(|it| !it.is_empty())
+}
+
 /// The Authorization header with the token of the environment.
 fn bearer(url: &str, alternative: &str) -> Result<String, Failure> {
-    let token = std::env::var(ADMIN_TOKEN).map_err(|_| {
+    let token = token().ok_or_else(|| {
         Failure::usage(format!(
             "--admin {url} needs {alternative}the store's token in the environment variable {ADMIN_TOKEN}"
         ))
     })?;
-    Ok(format!("Bearer {token}"))
+    match token.into_string().ok().filter(|it| is_bearer_token(it)) {
+        Some(token) => Ok(format!("Bearer {token}")),
+        None => Err(Failure::usage(format!(
+            "{ADMIN_TOKEN} must be printable ASCII without a space or a line end at either end, since it is sent in an HTTP header"
+        ))),
+    }
 }
 
 /// The address that the store with this data directory has written.

@@ -182,6 +182,26 @@ fn start_refuses_with_the_same_words_and_code() {
     }
 }
 
+/// Regression: a start said that another broker may be running there, or only named the second
+/// address.
+#[test]
+fn addresses_that_overlap_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let (all, one) = (format!("0.0.0.0:{port}"), format!("127.0.0.1:{port}"));
+    for (first, option) in [(&all, "listen"), (&one, "metrics"), (&one, "admin")] {
+        let second = format!("--{option}");
+        let serve = ["serve", "--insecure", "--listen", first, &second, &one];
+        let says = format!("{option} {one} and listen {first} are the same address");
+        for more in [&["--check"][..], &[]] {
+            let serve = [&serve[..], more].concat();
+            run_in(directory.path(), &serve, b"").code(3).says(&says);
+        }
+    }
+}
+
 /// The socket that the documentation names, in the directory that the unit creates.
 #[test]
 fn missing_directory_of_the_unit_is_no_problem() {

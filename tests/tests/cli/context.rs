@@ -8,7 +8,10 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use statehouse_tests::{Ran, Server, command, command::finish};
+use statehouse_tests::{
+    Ran, Server, command,
+    command::{add_user, finish},
+};
 
 /// Runs a command with contexts in this directory.
 fn run(home: &Path, arguments: &[&str]) -> Ran {
@@ -237,6 +240,43 @@ fn flags_that_name_another_store_exclude_the_context() {
     let saved = fs::read_to_string(home.join("statehouse/contexts.toml")).unwrap();
     let expected = home.join("password").display().to_string();
     assert!(saved.contains(&expected), "{saved}");
+}
+
+/// Regression: the password file of the context took precedence.
+#[test]
+fn password_variable_takes_precedence_over_the_context() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let users = home.join("users");
+    add_user(&users, "anna", "secret").code(0);
+    let server = Server::with("", &["--users", users.to_str().unwrap()]);
+    fs::write(home.join("password"), "an old one").unwrap();
+    let url = format!("mqtt://127.0.0.1:{}", server.port());
+    let add = ["context", "add", "plant7", "--url", &url, "--user", "anna"];
+    run(home, &[&add[..], &["--password-file", "password"]].concat()).code(0);
+    run(home, &["context", "use", "plant7"]).code(0);
+    let set = |password: &str| {
+        let mut set = command(&["set", "k", "v"]);
+        set.env("XDG_CONFIG_HOME", home).current_dir(home);
+        set.env("STATEHOUSE_PASSWORD", password);
+        finish(set, b"")
+    };
+    set("secret").code(0);
+    let refused = set("");
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    refused.says("wrong user name or password");
+}
+
+/// Regression: the error named --user, which is the subject of the question here.
+#[test]
+fn explain_by_a_context_without_a_user_needs_a_token() {
+    let home = tempfile::tempdir().unwrap();
+    let add = ["context", "add", "far", "--admin", "https://127.0.0.1:1"];
+    run(home.path(), &add).code(0);
+    let explain = ["authz", "explain", "a", "GET", "k", "--context", "far"];
+    let refused = run(home.path(), &explain).code(2);
+    assert!(!refused.stderr.contains("--user"), "{refused:?}");
+    refused.says("the user of a --context");
 }
 
 #[test]
