@@ -354,7 +354,9 @@ impl Client {
     /// many of them cover the key. At a Statehouse store, it reports all changes in the order of
     /// their versions, so the version of the last reported change is the one to continue `from`.
     /// Without `from`, this is as [`watch`](Self::watch), else as [`watch_from`](Self::watch_from),
-    /// where an earlier watch may report older changes.
+    /// where an earlier watch may report older changes. One of several keys that began without
+    /// `from` may also report a change again, or late, if another watch of this client covers the
+    /// key.
     ///
     /// ```no_run
     /// # use statehouse_client::{Client, Error, Watched};

@@ -375,6 +375,11 @@ impl Owner for Session {
         }
         let mut state = self.state();
         state.notifications_refused = refused(granted.get(1), "notifications");
+        if let Some(why) = &state.notifications_refused {
+            for inbox in state.watches.inboxes() {
+                inbox.end(Error::Rejected(why.clone()));
+            }
+        }
         if let Some(ready) = state.ready.take() {
             // The caller of `connect` may have stopped waiting.
             let _ = ready.send(Ok(()));

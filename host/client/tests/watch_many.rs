@@ -247,6 +247,58 @@ async fn two_watches_of_a_key_without_a_version_report_a_gap() {
     }
 }
 
+/// Another store ignores FROM or answers it with nonsense.
+#[tokio::test]
+async fn watch_that_another_store_does_not_resume_reports_a_gap() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let zero: Version = version(0).parse().unwrap();
+    let watch = client.watch_prefix_from("a", &zero);
+    let (watch, ()) = tokio::join!(watch, serve(&mut peer, ("a", 0), &[], (OK, 1)));
+    let mut watch = watch.unwrap();
+    let plain = resp::array(&["KEYNOTIFY", "a", "PREFIX"]);
+    let mut since = 1;
+    for (answer, next) in [(OK, 0), (b":1\r\n", 3)] {
+        drop(peer);
+        peer = broker.accept(Greeting::resumed()).await;
+        peer.serve(&from("a", since), answer, None).await;
+        peer.serve(&plain, OK, Some(&version(next))).await;
+        let gap = watch.next().await;
+        assert_eq!(gap, Ok(WatchEvent::Gap(GapCause::Reconnected)));
+        since = next;
+    }
+}
+
+/// An error of this kind would mean that the watch continues, and a reader would read it for ever.
+#[tokio::test]
+async fn watch_that_no_store_understands_ends() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let plain = resp::array(&["KEYNOTIFY", "k"]);
+    let (watch, ()) = tokio::join!(client.watch("k"), peer.serve(&plain, OK, None));
+    let mut watch = watch.unwrap();
+    drop(peer);
+    let mut peer = broker.accept(Greeting::resumed()).await;
+    peer.serve(&plain, b":1\r\n", None).await;
+    let end = watch.next().await;
+    assert!(matches!(end, Err(Error::Refused(_))), "{end:?}");
+}
+
+/// Otherwise a watch would wait in silence, and later resume after changes that it never got.
+#[tokio::test]
+async fn refused_notifications_end_all_watches() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let plain = resp::array(&["KEYNOTIFY", "k"]);
+    let (watch, ()) = tokio::join!(client.watch("k"), peer.serve(&plain, OK, None));
+    let mut watch = watch.unwrap();
+    drop(peer);
+    let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
+    peer.answer_subscribe([1, 0x87]).await;
+    let end = watch.next().await;
+    assert!(matches!(end, Err(Error::Rejected(_))), "{end:?}");
+}
+
 /// Each response follows more changes than a watch can hold.
 #[tokio::test]
 async fn watch_that_always_misses_changes_reports_a_gap() {

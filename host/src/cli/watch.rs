@@ -326,6 +326,10 @@ impl Printer {
 
     fn event(&mut self, event: &WatchEvent) -> Result<bool, Failure> {
         if let WatchEvent::Gap(cause) = event {
+            // Another store may have lower versions.
+            if *cause == GapCause::Reconnected {
+                self.present = Present::default();
+            }
             return self.gap(cause_name(*cause));
         }
         if self.present.includes(event) {

@@ -230,9 +230,15 @@ impl Registration {
         match error {
             Error::Timeout(_) | Error::Transport(_) | Error::Denied(_) => false,
             // Another store does not know FROM, and this one not all changes.
-            Error::Refused(_) if self.is_resumed => {
+            Error::Refused(_) | Error::Protocol(_) if self.is_resumed => {
                 self.begin_plainly();
                 false
+            }
+            // `Protocol` would mean that the watch continues.
+            Error::Protocol(why) => {
+                let why = format!("unexpected response to KEYNOTIFY: {why}");
+                self.inbox.end(Error::Refused(why));
+                true
             }
             error => {
                 self.inbox.end(error);
@@ -275,6 +281,10 @@ impl Registration {
             return Ok(true);
         }
         let version = match registered {
+            // A store that knows FROM answers with a version.
+            Registered::Begun(None) if part.reached.is_some() => {
+                return Err(Error::Refused("it does not know FROM".into()));
+            }
             Registered::Begun(version) => {
                 part.is_registered = true;
                 version
