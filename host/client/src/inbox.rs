@@ -94,8 +94,8 @@ impl Inbox {
         self.ready.notify_one();
     }
 
-    /// If held changes up to a version, or any held changes, were dropped, passes the changes before
-    /// these to the reader, and returns the version from which the store must send changes again.
+    /// If held changes up to a version, or any held changes, were dropped, passes the changes
+    /// before these to the reader, and returns the version from which the store must send again.
     /// All changes up to the given version must have arrived, or all changes.
     pub(crate) fn again_from(&self, up_to: Option<&Version>) -> Option<Version> {
         let mut queue = self.queue();

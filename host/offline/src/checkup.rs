@@ -311,6 +311,10 @@ struct Newest {
 
 impl Newest {
     /// Fails with the number of records before the error.
+    #[expect(
+        clippy::result_large_err,
+        reason = "one caller, which handles it at once"
+    )]
     fn read(past: &Past) -> Result<Self, (u64, PastError)> {
         let mut newest = Decoder::of(Image::new(EVERYTHING));
         let range = match past.read(Base::Newest, LogPosition::END, &mut newest) {
