@@ -45,6 +45,13 @@ async fn watch(client: &Client) -> Watch {
     client.watch_many(prefixes(), Some(&zero)).await.unwrap()
 }
 
+/// Watches the key `k`, without a version.
+async fn watch_plainly(client: &Client, peer: &mut Peer) -> Watch {
+    let plain = resp::array(&["KEYNOTIFY", "k"]);
+    let (watch, ()) = tokio::join!(client.watch("k"), peer.serve(&plain, OK, None));
+    watch.unwrap()
+}
+
 /// The payload of a change, with a value of this size.
 fn set(value_bytes: usize) -> Vec<u8> {
     let value = "x".repeat(value_bytes);
@@ -230,8 +237,7 @@ async fn two_watches_of_a_key_without_a_version_report_a_gap() {
     let plain = resp::array(&["KEYNOTIFY", "k"]);
     let mut watches = Vec::new();
     for _ in 0..2 {
-        let (watch, ()) = tokio::join!(client.watch("k"), peer.serve(&plain, OK, None));
-        watches.push(watch.unwrap());
+        watches.push(watch_plainly(&client, &mut peer).await);
     }
     drop(peer);
     let mut peer = broker.accept(Greeting::resumed()).await;
@@ -275,8 +281,7 @@ async fn watch_that_no_store_understands_ends() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
     let plain = resp::array(&["KEYNOTIFY", "k"]);
-    let (watch, ()) = tokio::join!(client.watch("k"), peer.serve(&plain, OK, None));
-    let mut watch = watch.unwrap();
+    let mut watch = watch_plainly(&client, &mut peer).await;
     drop(peer);
     let mut peer = broker.accept(Greeting::resumed()).await;
     peer.serve(&plain, b":1\r\n", None).await;
@@ -289,9 +294,7 @@ async fn watch_that_no_store_understands_ends() {
 async fn refused_notifications_end_all_watches() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
-    let plain = resp::array(&["KEYNOTIFY", "k"]);
-    let (watch, ()) = tokio::join!(client.watch("k"), peer.serve(&plain, OK, None));
-    let mut watch = watch.unwrap();
+    let mut watch = watch_plainly(&client, &mut peer).await;
     drop(peer);
     let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
     peer.answer_subscribe([1, 0x87]).await;
