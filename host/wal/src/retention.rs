@@ -41,10 +41,9 @@ impl Log {
     /// Removes or recycles every file that is not needed any more. A file that cannot be removed
     /// stays in the catalogue, and the next call tries it first.
     pub(crate) fn retire(&self, now_ms: u64, budget: &Budget) -> Result<(), Error> {
-        let history_max = budget.history_max(self.log_expected_bytes());
+        let bytes_max = budget.history_max(self.log_expected_bytes());
         loop {
             self.sync_retired()?;
-            let bytes_max = if self.lacks_room() { 0 } else { history_max };
             let next = locked(&self.catalogue).next_retired(&self.options, bytes_max, now_ms);
             let Some(next) = next else { return Ok(()) };
             let name = next.name();

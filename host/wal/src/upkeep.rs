@@ -236,16 +236,10 @@ impl Log {
             && (since > self.snapshot_after_bytes() || since > 0 && self.is_short())
     }
 
-    /// Whether a group waits for free space. It gets the space of the history and of the spares,
-    /// because no other record can be written before it.
+    /// Whether a group waits for free space. It gets the space of the spares, because no other record
+    /// can be written before it. The budget, which counts it, gives it that of the history.
     pub(crate) fn waits_for_room(&self) -> bool {
         self.awaited_bytes.load(Ordering::Acquire) > 0
-    }
-
-    /// Whether a group waits for more than the free space of the disk.
-    pub(crate) fn lacks_room(&self) -> bool {
-        let awaited = self.awaited_bytes.load(Ordering::Acquire);
-        awaited > 0 && self.disk.free_bytes().is_ok_and(|free| free < awaited)
     }
 
     /// Whether only a snapshot or removals can free space.

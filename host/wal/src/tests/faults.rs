@@ -258,6 +258,37 @@ fn long_group_that_waits_gets_the_room_of_spares() {
     assert!(!log.waits_for_room());
 }
 
+/// No other record can be written before the group, so the past has to go.
+#[test]
+fn long_group_that_waits_gets_the_room_of_history() {
+    let disk = Simulation::new(1);
+    let options = Options {
+        segment_bytes: 1 << 18,
+        history_bytes: u64::MAX,
+        history_ms: u64::MAX,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
+    for now_ms in 0..4 {
+        for _ in 0..8 {
+            log.append(&[&[1; 200_000]]).expect("small");
+            log.commit().expect("no faults");
+        }
+        let begun = log.begin_snapshot(now_ms).expect("no faults");
+        log.finish_snapshot(begun.expect("records came"))
+            .expect("no faults");
+        log.maintain(now_ms).expect("no faults");
+    }
+    disk.limit_bytes(Some(disk.used_bytes() + (1 << 20)));
+    log.maintain(4).expect("the spares are there");
+    let free = log.figures().free;
+    log.append(&[&vec![1_u8; free as usize + (1 << 20)]])
+        .expect("small");
+    assert!(log.commit().is_err_and(|error| error.is_full()));
+    log.maintain(5).expect("removes spares and history");
+    log.commit().expect("the room of the history");
+}
+
 #[test]
 fn missing_inodes_are_not_reported_as_missing_bytes() {
     let disk = Simulation::new(1);
