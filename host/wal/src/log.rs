@@ -55,9 +55,9 @@ pub struct Log {
     pub(crate) refuse_at_bytes: AtomicU64,
     /// True if the disk is too small for more state, regardless of the length of the log.
     pub(crate) is_short: AtomicBool,
-    /// Bytes of the segment that a full disk refused, while a group waits for it; else 0. Spares do
-    /// not help: the group may be longer than they are, and later groups are written after it.
-    pub(crate) awaited_bytes: AtomicU64,
+    /// True while a group waits for a segment that a full disk refused. Spares do not help: the
+    /// group may be longer than they are, and later groups are written after it.
+    pub(crate) waits_for_room: AtomicBool,
     /// Length of the log at which the disk budget requires a snapshot.
     pub(crate) snapshot_after_max: AtomicU64,
     /// Bytes that the snapshot in progress has taken from the disk.

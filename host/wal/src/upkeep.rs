@@ -239,7 +239,7 @@ impl Log {
     /// Whether a group waits for free space. It gets the space of the spares, because no other record
     /// can be written before it. The budget, which counts it, gives it that of the history.
     pub(crate) fn waits_for_room(&self) -> bool {
-        self.awaited_bytes.load(Ordering::Acquire) > 0
+        self.waits_for_room.load(Ordering::Acquire)
     }
 
     /// Whether only a snapshot or removals can free space.

@@ -174,7 +174,7 @@ impl Log {
             wait_at_bytes: AtomicU64::new(u64::MAX),
             refuse_at_bytes: AtomicU64::new(u64::MAX),
             is_short: AtomicBool::new(false),
-            awaited_bytes: AtomicU64::new(0),
+            waits_for_room: AtomicBool::new(false),
             snapshot_after_max: AtomicU64::new(u64::MAX),
             temporary_bytes: Arc::default(),
             state_bytes: Mutex::default(),

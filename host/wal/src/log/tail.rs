@@ -123,7 +123,6 @@ impl Log {
         self.check_place()?;
         // The header of a segment states that everything before it is durable.
         self.sync_tail(tail)?;
-        let needed = bytes + HEADER_BYTES as u64;
         let mut catalogue = locked(&self.catalogue);
         let header = Header {
             store: self.store,
@@ -133,7 +132,12 @@ impl Log {
             bytes: 0,
             program: Some(ProgramVersion::THIS),
         };
-        let activated = catalogue.activate(&*self.disk, header, self.options.segment_bytes, needed);
+        let activated = catalogue.activate(
+            &*self.disk,
+            header,
+            self.options.segment_bytes,
+            bytes + HEADER_BYTES as u64,
+        );
         let spares = catalogue.spares.len() as u64;
         drop(catalogue);
         self.spare_bytes
@@ -143,7 +147,7 @@ impl Log {
             Err(error) if error.is_temporary() => {
                 if error.is_full() {
                     self.free_bytes.store(0, Ordering::Release);
-                    self.awaited_bytes.store(needed, Ordering::Release);
+                    self.waits_for_room.store(true, Ordering::Release);
                 }
                 return Err(error);
             }
@@ -154,7 +158,7 @@ impl Log {
             }) => return Err(self.fail(operation, file, &source)),
             Err(error) => return Err(error),
         };
-        self.awaited_bytes.store(0, Ordering::Release);
+        self.waits_for_room.store(false, Ordering::Release);
         self.segments.fetch_add(1, Ordering::AcqRel);
         tail.file = file;
         tail.header = header;
