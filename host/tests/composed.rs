@@ -161,3 +161,35 @@ fn module_that_is_no_rule_is_not_composed() {
         assert!(compose(other).is_err(), "{other:?}");
     }
 }
+
+/// Regression: the advice was to build it without WASI.
+#[test]
+fn rule_for_another_contract_is_refused_with_its_version() {
+    let named = |name: &str| {
+        let len = u8::try_from(name.len()).expect("a short name");
+        [&[1, 0, len][..], name.as_bytes(), &[5, 0]].concat()
+    };
+    let component = |import: &str| {
+        // The type of an empty instance, and one import of that type.
+        let mut file = b"\0asm\x0d\0\x01\0\x07\x03\x01\x42\0".to_vec();
+        let import = named(import);
+        file.extend([10, u8::try_from(import.len()).expect("a short section")]);
+        file.extend(import);
+        file
+    };
+    for interface in ["table@1.1.0", "more@1.1.0"] {
+        let refused = compose(&component(&format!("statehouse:policy/{interface}")));
+        assert!(
+            matches!(&refused, Err(ComposeError::Version(_))),
+            "{refused:?}"
+        );
+    }
+    for (import, is_wasi) in [
+        ("wasi:cli/environment@0.2.3", true),
+        ("other:a/b@1.0.0", false),
+    ] {
+        let refused = compose(&component(import)).expect_err("a foreign import");
+        assert!(matches!(&refused, ComposeError::Import(_)), "{refused}");
+        assert_eq!(refused.to_string().contains("WASI"), is_wasi, "{refused}");
+    }
+}

@@ -325,6 +325,8 @@ fn component_of_another_world_is_refused_with_the_cause() {
         let text = error.to_string();
         assert!(text.contains(interface) && text.contains("build it without WASI"));
     }
+    let error = refused(&imports("other:world/clock@1.0.0"));
+    assert!(!error.to_string().contains("WASI"), "{error}");
     let error = refused(&imports("statehouse:policy/table@2.0.0"));
     assert!(matches!(error, LoadError::Version(_)), "{error}");
     // An instance without exports is exported as the handler, so it has no functions.
@@ -337,6 +339,40 @@ fn component_of_another_world_is_refused_with_the_cause() {
     let error = refused(&component(&[(5, &[1, 1, 0]), (11, &export)]));
     assert!(matches!(error, LoadError::Compile(_)), "{error}");
     assert!(error.to_string().contains("describe"), "{error}");
+}
+
+/// A component with these sections, and an instance without exports, which it exports.
+fn exporting(interface: &str, instance: u8, sections: &[(u8, &[u8])]) -> Vec<u8> {
+    let export = [&[1][..], &name(interface), &[5, instance, 0]].concat();
+    let own: [(u8, &[u8]); 2] = [(5, &[1, 1, 0]), (11, &export)];
+    component(&[sections, &own[..]].concat())
+}
+
+/// Regression: the error of a rule advised `policy build`, whose result was the same error. That of
+/// a policy was the text of the linker.
+#[test]
+fn component_for_a_newer_contract_is_refused_with_its_version() {
+    let error = refused(&exporting("statehouse:policy/admission@1.1.0", 0, &[]));
+    assert!(matches!(error, LoadError::Version(_)), "{error}");
+    let error = refused(&exporting("statehouse:policy/admission@1.0.0", 0, &[]));
+    assert!(matches!(error, LoadError::Rule), "{error}");
+    // The type of an instance with one function, and an import of that type.
+    let function = [
+        &[1, 0x42, 2, 1, 0x40, 0, 1, 0, 4][..],
+        &name("newer"),
+        &[1, 0],
+    ]
+    .concat();
+    for (version, is_newer) in [("1.0.0", false), ("1.1.0", true)] {
+        let table = name(&format!("statehouse:policy/table@{version}"));
+        let import = [&[1][..], &table, &[5, 0]].concat();
+        let sections: [(u8, &[u8]); 2] = [(7, &function), (10, &import)];
+        let error = refused(&exporting("statehouse:policy/handler@1.0.0", 1, &sections));
+        match is_newer {
+            true => assert!(matches!(error, LoadError::Version(_)), "{error}"),
+            false => assert!(matches!(error, LoadError::Compile(_)), "{error}"),
+        }
+    }
 }
 
 #[test]

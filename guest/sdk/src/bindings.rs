@@ -1363,7 +1363,9 @@ pub mod statehouse {
         }
 
         /// Watches of the requesting connection, staged like writes. `add` is refused with `denied` without
-        /// the `read` right or without a client id. `remove` needs no right.
+        /// the `read` right or without a client id. `remove` needs no right. A watch begins and ends after
+        /// the changes of the request: it does not report those of the request that adds it, and reports
+        /// those of the request that removes it.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod watch {
             #[used]
@@ -1629,7 +1631,8 @@ pub mod statehouse {
                 }
             }
             #[allow(unused_unsafe, clippy::all)]
-            /// Returns the version of the last change of the store. The watch reports all later ones.
+            /// Returns the version of the last change of the store, which may be one of this request. The
+            /// watch reports all changes of later requests.
             #[allow(async_fn_in_trait)]
             pub fn add(scope: Scope, key: &Bytes) -> Result<Stamp, Fault> {
                 unsafe {
@@ -1734,8 +1737,8 @@ pub mod statehouse {
             }
             #[allow(unused_unsafe, clippy::all)]
             /// Sends the notifications of the changes after `since` to the client, before the reply, and adds
-            /// the watch if these are all. Refused with `other` if the host does not know all changes after
-            /// `since`. One request may do this once.
+            /// the watch if these are all. Changes that this request has made are among them. Refused with
+            /// `other` if the host does not know all changes after `since`. One request may do this once.
             #[allow(async_fn_in_trait)]
             pub fn add_since(scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault> {
                 unsafe {

@@ -65,7 +65,8 @@ pub trait Host {
     /// [`Fault::Other`] if `cursor` cannot be one of this prefix.
     fn keys(&mut self, prefix: &Bytes, cursor: Option<&[u8]>, limit: u32) -> Result<Page, Fault>;
 
-    /// Makes the requesting connection a watcher of `key`; repeating it is no error.
+    /// Makes the requesting connection a watcher of `key`; repeating it is no error. The watch
+    /// reports changes of later requests.
     ///
     /// # Errors
     ///
@@ -73,7 +74,8 @@ pub trait Host {
     /// right to read.
     fn watch(&mut self, key: &Bytes) -> Result<(), Fault>;
 
-    /// Removes a watch; returns whether there was one. This needs no right.
+    /// Removes a watch; returns whether there was one. It still reports the changes of this
+    /// request. This needs no right.
     ///
     /// # Errors
     ///
@@ -81,8 +83,8 @@ pub trait Host {
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault>;
 
     /// Makes the requesting connection a watcher of a key, as [`watch`](Host::watch) does, or of
-    /// all keys with a prefix. Returns the version of the store's last change. A change of a key
-    /// that the client may not read is not reported.
+    /// all keys with a prefix. Returns the version of the store's last change, which may be one of
+    /// this request. A change of a key that the client may not read is not reported.
     ///
     /// # Errors
     ///
@@ -90,7 +92,8 @@ pub trait Host {
     fn follow(&mut self, scope: Scope, key: &Bytes) -> Result<Stamp, Fault>;
 
     /// Sends the notifications of the changes after `since` to the client, before the reply, and
-    /// makes it a watcher if these are all. One request may do this once.
+    /// makes it a watcher if these are all. Changes that this request has made are among them. One
+    /// request may do this once.
     ///
     /// # Errors
     ///

@@ -13,9 +13,10 @@ pub(crate) struct Malformed(pub(crate) &'static str);
 /// A value of RESP3 (the Redis serialization protocol).
 #[derive(Debug, Clone, PartialEq)]
 pub enum RespValue {
-    /// `+text`
-    Simple(String),
-    /// `-text`, within another value. An error as the whole response is [`Error::Refused`].
+    /// `+text`, with all bytes of the text
+    Simple(Bytes),
+    /// `-text`, within another value. An error as the whole response is [`Error::Refused`]. The
+    /// text is cut after 4096 bytes, and has no control characters.
     Error(String),
     /// `:number`
     Integer(i64),
@@ -23,8 +24,8 @@ pub enum RespValue {
     Double(f64),
     /// `#t` or `#f`
     Boolean(bool),
-    /// `(digits`
-    BigNumber(String),
+    /// `(digits`, with all bytes of the line
+    BigNumber(Bytes),
     /// `$length` and bytes
     Bulk(Bytes),
     /// `$-1`, `*-1` or `_`
@@ -79,11 +80,11 @@ impl<'a> Reader<'a> {
         let kind = *self.take(1)?.first().unwrap_or(&0);
         let line = self.line()?;
         Ok(match kind {
-            b'+' => RespValue::Simple(printable(line)),
+            b'+' => RespValue::Simple(Bytes::copy_from_slice(line)),
             b'-' => RespValue::Error(printable(line)),
             b':' => RespValue::Integer(integer(line)?),
             b',' => RespValue::Double(number(line)?),
-            b'(' => RespValue::BigNumber(printable(line)),
+            b'(' => RespValue::BigNumber(Bytes::copy_from_slice(line)),
             b'#' => match line {
                 b"t" => RespValue::Boolean(true),
                 b"f" => RespValue::Boolean(false),
@@ -167,8 +168,9 @@ fn number<T: std::str::FromStr>(line: &[u8]) -> Result<T, Malformed> {
         .ok_or(Malformed("an invalid number"))
 }
 
-/// Terminals print these texts, so control characters are replaced.
-fn printable(line: &[u8]) -> String {
+/// The text of an error. Terminals and logs print it, so it is cut, and control characters are
+/// replaced.
+pub(crate) fn printable(line: &[u8]) -> String {
     let line = &line[..line.len().min(limits::ERROR_TEXT_BYTES_MAX)];
     String::from_utf8_lossy(line).replace(char::is_control, "\u{fffd}")
 }
@@ -284,10 +286,21 @@ mod tests {
     }
 
     #[test]
-    fn texts_contain_no_control_characters() {
-        assert_eq!(
-            parse(b"+a\x1b[2Jb\r\n"),
-            Ok(RespValue::Simple("a\u{fffd}[2Jb".into()))
-        );
+    fn error_texts_contain_no_control_characters() {
+        let shown = RespValue::Error("a\u{fffd}[2Jb".into());
+        assert_eq!(parse(b"-a\x1b[2Jb\r\n"), Ok(shown.clone()));
+        assert_eq!(parse(b"!6\r\na\x1b[2Jb\r\n"), Ok(shown));
+    }
+
+    /// Regression: these were cut and changed as the texts of errors are.
+    #[test]
+    fn simple_strings_and_big_numbers_keep_their_bytes() {
+        let long = vec![b'7'; limits::ERROR_TEXT_BYTES_MAX + 1];
+        for text in [&b"a\x1b[2J\t\xff\n"[..], &long] {
+            let line = |kind: &[u8]| [kind, text, b"\r\n"].concat();
+            let bytes = || Bytes::copy_from_slice(text);
+            assert_eq!(parse(&line(b"+")), Ok(RespValue::Simple(bytes())));
+            assert_eq!(parse(&line(b"(")), Ok(RespValue::BigNumber(bytes())));
+        }
     }
 }

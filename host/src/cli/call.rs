@@ -73,13 +73,14 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
 
 fn in_json(value: &RespValue) -> Json {
     match value {
-        RespValue::Simple(text) | RespValue::BigNumber(text) => json!(text),
         RespValue::Error(text) => json!({ "error": text }),
         RespValue::Integer(number) => json!(number),
         // JSON has no infinity; `json!` writes null.
         RespValue::Double(number) => json!(number),
         RespValue::Boolean(is) => json!(is),
-        RespValue::Bulk(bytes) => json_bytes(bytes),
+        RespValue::Bulk(bytes) | RespValue::Simple(bytes) | RespValue::BigNumber(bytes) => {
+            json_bytes(bytes)
+        }
         RespValue::Null => Json::Null,
         RespValue::Array(values) | RespValue::Set(values) => values.iter().map(in_json).collect(),
         RespValue::Map(pairs) => {
@@ -96,13 +97,13 @@ fn in_json(value: &RespValue) -> Json {
 /// A value for scripts: bytes unchanged, one line for each.
 fn write_plain(value: &RespValue, out: &mut Vec<u8>) {
     match value {
-        RespValue::Simple(text) | RespValue::Error(text) | RespValue::BigNumber(text) => {
-            out.extend(text.as_bytes());
-        }
+        RespValue::Error(text) => out.extend(text.as_bytes()),
         RespValue::Integer(number) => out.extend(number.to_string().into_bytes()),
         RespValue::Double(number) => out.extend(number.to_string().into_bytes()),
         RespValue::Boolean(is) => out.extend(is.to_string().into_bytes()),
-        RespValue::Bulk(bytes) => out.extend(bytes),
+        RespValue::Bulk(bytes) | RespValue::Simple(bytes) | RespValue::BigNumber(bytes) => {
+            out.extend(bytes);
+        }
         RespValue::Null => {}
         RespValue::Array(values) | RespValue::Set(values) => {
             return values.iter().for_each(|value| write_plain(value, out));
@@ -120,12 +121,12 @@ fn write_plain(value: &RespValue, out: &mut Vec<u8>) {
 /// A value for people, with its type.
 fn shown(value: &RespValue, indent: usize) -> String {
     match value {
-        RespValue::Simple(text) => format!("{text}\n"),
+        RespValue::Simple(text) => format!("{}\n", printable(text)),
         RespValue::Error(text) => format!("(error) {text}\n"),
         RespValue::Integer(number) => format!("(integer) {number}\n"),
         RespValue::Double(number) => format!("(double) {number}\n"),
         RespValue::Boolean(is) => format!("({is})\n"),
-        RespValue::BigNumber(digits) => format!("(number) {digits}\n"),
+        RespValue::BigNumber(digits) => format!("(number) {}\n", printable(digits)),
         RespValue::Bulk(bytes) => format!("\"{}\"\n", printable(bytes).replace('"', "\\\"")),
         RespValue::Null => "(null)\n".to_owned(),
         RespValue::Array(values) | RespValue::Set(values) if values.is_empty() => {
@@ -175,6 +176,10 @@ mod tests {
         let map = RespValue::Map(vec![(bulk("x"), RespValue::Boolean(true))]);
         assert_eq!(shown(&map, 0), "\"x\" => (true)\n");
         assert_eq!(shown(&bulk("a\"\n"), 0), "\"a\\\"\\n\"\n");
+        let simple = RespValue::Simple("a\x1b[2J".into());
+        assert_eq!(shown(&simple, 0), "a\\u{1b}[2J\n");
+        let number = RespValue::BigNumber("7\x07".into());
+        assert_eq!(shown(&number, 0), "(number) 7\\u{7}\n");
     }
 
     #[test]
@@ -184,9 +189,10 @@ mod tests {
             RespValue::Bulk(b"\xff\n"[..].into()),
             RespValue::Integer(-1),
             RespValue::Map(vec![(bulk("k"), RespValue::Double(1.5))]),
+            RespValue::Simple(b"\t\xff"[..].into()),
         ]);
         write_plain(&value, &mut out);
-        assert_eq!(out, b"\xff\n\n-1\nk\n1.5\n");
+        assert_eq!(out, b"\xff\n\n-1\nk\n1.5\n\t\xff\n");
     }
 
     #[test]
@@ -197,5 +203,8 @@ mod tests {
         )]);
         assert_eq!(in_json(&value), json!({ "1": [null, "a"] }));
         assert_eq!(in_json(&RespValue::Double(f64::INFINITY)), Json::Null);
+        assert_eq!(in_json(&RespValue::Simple("a\t".into())), json!("a\t"));
+        let bytes = RespValue::Simple(b"\xff"[..].into());
+        assert_eq!(in_json(&bytes), json!({ "base64": "/w==" }));
     }
 }

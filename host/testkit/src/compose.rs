@@ -8,6 +8,7 @@
 //! The two components share the imports, and each has its own memory. A composition of the same two
 //! files always has the same bytes.
 
+use statehouse_core::policy::remedy;
 use statehouse_precompiled::{POLICY_IMPORTS, RULED_POLICY, encode};
 use wasm_encoder::{
     Alias, ComponentAliasSection, ComponentExportKind, ComponentExportSection,
@@ -39,9 +40,15 @@ pub enum ComposeError {
     NoRule,
     /// It imports something that a policy cannot have.
     #[error(
-        "the rule imports `{0}`, but a rule may import only table, property, log and seeded of statehouse:policy 1.0: build it without WASI"
+        "the rule imports `{0}`, but a rule may import only table, property, log and seeded of statehouse:policy 1.0{hint}",
+        hint = remedy(.0)
     )]
     Import(String),
+    /// It is built for another version of the contract.
+    #[error(
+        "the rule is built for `{0}`, but this program composes rules for statehouse:policy 1.0: rebuild it against wit/policy.wit of this version"
+    )]
+    Version(String),
     /// This program has no component to compose it with.
     #[error(
         "this statehouse was built with a standard policy from elsewhere, and cannot compose rules"
@@ -65,7 +72,7 @@ pub fn compose(rule: &[u8]) -> Result<Vec<u8>, ComposeError> {
     let rule = component(rule).map_err(|error| ComposeError::Encode(format!("{error:#}")))?;
     let (imports, exports) = interfaces(&rule).unwrap_or_default();
     if let Some(foreign) = imports.iter().find(|it| !IMPORTS.contains(&it.as_str())) {
-        return Err(ComposeError::Import(foreign.clone()));
+        return Err(refusal(foreign));
     }
     if !exports.iter().any(|it| it == ADMISSION) {
         return Err(ComposeError::NoRule);
@@ -93,6 +100,15 @@ pub fn compose(rule: &[u8]) -> Result<Vec<u8>, ComposeError> {
     exports.export(HANDLER, ComponentExportKind::Instance, handler, None);
     append(&mut policy, &exports);
     Ok(policy)
+}
+
+/// The error for an import that is not offered.
+fn refusal(import: &str) -> ComposeError {
+    let interface = import.strip_prefix("statehouse:policy/");
+    match interface.and_then(|it| it.split_once('@')) {
+        Some((_, version)) if version != "1.0.0" => ComposeError::Version(import.to_owned()),
+        _ => ComposeError::Import(import.to_owned()),
+    }
 }
 
 /// The instance that an instance exports, which becomes the next instance.

@@ -20,15 +20,15 @@
 //! a< +OK\r\n __ts=$v1         the answer to the oldest open request of a, with all of its user
 //!                             properties. `policy test` skips a request at which the policy failed
 //!                             if there are fewer lines than requests
-//! a<puback 0x83 "topic"       the acknowledgement refuses the request; its Reason String contains
-//!                             this text
-//! a<disconnect 0x90 "topic"   the connection is ended, with this reason
+//! a<puback 0x83 topic         the acknowledgement refuses the request; its Reason String contains
+//!                             the rest of the line
+//! a<disconnect 0x90 topic     the connection is ended, with this reason
 //! a<nothing                   the request was dropped
 //! a! k *2\r\n… __ts=$v2       a notification of key k, on the topic of client a and key k
 //! quiet                       no client has received any other message (also checked at the end)
 //! wait 50ms                   lets this time pass, for tests of expiry; or `wait 5s`
 //! at 1700000000000            sets the clock, if it is scripted (`statehouse policy test`)
-//! ? $v2 > $v1                 compares versions: < = >
+//! ? $v2 > $v1                 compares versions, or the clock as `$now-5000`: < = >
 //! ```
 //!
 //! A client sends the properties of its dialect: `__ts` with its clock, `__protVer`, `__srcId`; or

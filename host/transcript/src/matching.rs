@@ -67,11 +67,18 @@ impl Variables {
         words.iter().map(bytes).collect()
     }
 
-    /// Compares two versions: `$left sign $right`. The error is that the comparison does not hold,
-    /// or that a version cannot be read.
-    pub fn compare(&self, left: &str, sign: &str, right: &str) -> Result<(), String> {
+    /// Compares two versions: `$left sign $right`. `now` returns a reading of the clock with an
+    /// offset in milliseconds. The error is that the comparison does not hold, or that a version
+    /// cannot be read.
+    pub fn compare(
+        &self,
+        left: &str,
+        sign: &str,
+        right: &str,
+        now: impl Fn(i64) -> String,
+    ) -> Result<(), String> {
         let reading = |word: &str| {
-            let value = self.value(word, |_| String::new())?;
+            let value = self.value(word, &now)?;
             Reading::parse(&value).ok_or_else(|| format!("{word} is no version: {value:?}"))
         };
         let (left, right) = (reading(left)?, reading(right)?);
@@ -215,8 +222,16 @@ mod tests {
             Ok(Some(" __ts=$a".into()))
         );
         assert!(differs("+OK\\r\\n nonsense").is_err());
-        assert!(variables.compare("$a", "=", "$a").is_ok());
-        assert!(variables.compare("$a", "<", "$a").is_err());
+        let compare = |left: &str, sign: &str, right: &str| {
+            let now = |ms: i64| format!("{:015}:00000:client", 1_700_000_000_000_i64 + ms);
+            variables.compare(left, sign, right, now)
+        };
+        assert!(compare("$a", "=", "$a").is_ok());
+        assert!(compare("$a", "<", "$a").is_err());
+        // Regression: the present time was no version.
+        assert!(compare("$a", ">", "$now-5000").is_ok());
+        assert!(compare("$now+1", ">", "$a").is_ok());
+        assert!(compare("$now", ">", "$a").is_err());
         let moved = variables.value("$a-1", |_| unreachable!());
         assert_eq!(moved.as_deref(), Ok("001699999999999:00001:StateStore"));
         assert!(variables.value("$b", |_| unreachable!()).is_err());

@@ -3,7 +3,7 @@
 use std::iter::repeat_n;
 
 use crate::options::Options;
-use crate::quote::{Word, words};
+use crate::quote::{Word, quote, words};
 
 /// The client of lines that name none.
 pub const DEFAULT_CLIENT: &str = "me";
@@ -162,6 +162,14 @@ fn step(line: &str) -> Result<Step, String> {
     let mut words = words(line)?;
     let first = words.remove(0);
     let sign = first.text()?.to_string();
+    let words_max = match sign.as_str() {
+        "quiet" => 0,
+        "dialect" | "close" | "wait" | "at" => 1,
+        "?" => 3,
+        "client" => 4,
+        _ => return exchange(&sign, words),
+    };
+    check_count(&sign, &words, words_max)?;
     let text = |at: usize| words.get(at).map(Word::text).transpose();
     let need = |at: usize| text(at)?.ok_or_else(|| format!("`{sign}` needs more words"));
     match sign.as_str() {
@@ -170,12 +178,12 @@ fn step(line: &str) -> Result<Step, String> {
             .ok_or_else(|| "the dialects are sdk, documents and preview".into()),
         "client" => {
             let name = need(0)?.to_string();
+            let usage = "`client` takes a name and an id; an id with spaces is in quotes";
             let subscription = match (text(2)?, text(3)?) {
-                (Some(filter), Some(qos)) => Some((
-                    filter.to_string(),
-                    qos.parse().map_err(|_| "not a QoS".to_string())?,
-                )),
-                (Some(_), None) => return Err("a subscription is a filter and a QoS".into()),
+                (Some(filter), Some(qos)) => {
+                    Some((filter.to_string(), qos.parse().map_err(|_| usage)?))
+                }
+                (Some(_), None) => return Err(usage.into()),
                 _ => None,
             };
             Ok(Step::Client {
@@ -195,12 +203,22 @@ fn step(line: &str) -> Result<Step, String> {
             .parse()
             .map(Step::At)
             .map_err(|_| "at takes milliseconds since 1970".into()),
-        "?" => Ok(Step::Compare {
+        _ => Ok(Step::Compare {
             left: need(0)?.into(),
             sign: need(1)?.into(),
             right: need(2)?.into(),
         }),
-        _ => exchange(&sign, words),
+    }
+}
+
+/// Refuses words that the step would ignore.
+fn check_count(sign: &str, words: &[Word], words_max: usize) -> Result<(), String> {
+    match words.get(words_max) {
+        Some(word) => Err(format!(
+            "`{sign}` has a word too many: {}",
+            quote(&word.bytes)
+        )),
+        None => Ok(()),
     }
 }
 
@@ -247,7 +265,10 @@ fn exchange(head: &str, mut words: Vec<Word>) -> Result<Step, String> {
                 text,
             })
         }
-        "<nothing" => Ok(Step::Dropped(client)),
+        "<nothing" => {
+            check_count(head, &words, 0)?;
+            Ok(Step::Dropped(client))
+        }
         "!" => {
             if words.len() < 2 {
                 return Err("`!` needs a key and the payload".into());
@@ -301,13 +322,13 @@ fn milliseconds(time: &str) -> Option<u64> {
     }
 }
 
-/// A reason code and its optional text.
+/// A reason code, and the rest of the line as its text.
 fn reason(words: &[Word]) -> Result<(u8, String), String> {
     let word = words.first().ok_or("a reason code is missing")?.text()?;
     let reason = u8::from_str_radix(word.trim_start_matches("0x"), 16)
         .map_err(|_| format!("{word:?} is not a reason code such as 0x83"))?;
-    let text = words.get(1).map(Word::text).transpose()?;
-    Ok((reason, text.unwrap_or_default().into()))
+    let text: Result<Vec<_>, _> = words.iter().skip(1).map(Word::text).collect();
+    Ok((reason, text?.join(" ")))
 }
 
 #[cfg(test)]
@@ -355,6 +376,21 @@ mod tests {
         assert_eq!(times.collect::<Vec<_>>(), [5000, 50]);
     }
 
+    /// Regression: only its first word counted.
+    #[test]
+    fn text_of_a_reason_is_the_rest_of_the_line() {
+        let lines = "<puback 0x83 no such topic\n<puback 0x83 \"no  such\" topic\n<puback 0x83";
+        let steps = parse(lines).unwrap().steps;
+        let texts = steps.into_iter().map(|(_, step)| match step {
+            Step::Refused { text, .. } => text,
+            _ => panic!("another step"),
+        });
+        assert_eq!(
+            texts.collect::<Vec<_>>(),
+            ["no such topic", "no  such topic", ""]
+        );
+    }
+
     #[test]
     fn malformed_line_is_named_in_the_error() {
         for bad in [
@@ -367,8 +403,17 @@ mod tests {
             "wait 99999999999999999s",
             "dialect x",
             "at noon",
-            "client a id filter",
+            "client a my id",
+            "client a my long id",
+            "client a id filter 1 more",
             "?",
+            "? $a < $b more",
+            "quiet more",
+            "dialect sdk more",
+            "close a more",
+            "wait 5s more",
+            "at 1700000000000 # more",
+            "a<nothing more",
             "> GET k -- @qso=1",
             "> GET k -- -@qos",
             "> GET k -- @qos=3",

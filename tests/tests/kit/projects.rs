@@ -97,24 +97,28 @@ impl Project {
         fs::write(&source, broken).unwrap();
     }
 
-    /// Builds a rule that fails at the keys `crash`, `thrown` and `clock` only, with these causes.
-    /// Every other line must hold. An interpreter takes long to build and to compile, so one build
-    /// shows all.
-    fn check_with_crash(&self, bug: (&str, &str), causes: [&str; 3]) {
+    /// Builds a rule that fails at these keys only, with these causes. Every other line must hold.
+    /// An interpreter takes long to build and to compile, so one build shows all.
+    fn check_with_crash(&self, bug: (&str, &str), causes: &[(&str, &str)]) {
         self.break_rule(bug);
         self.check_build();
         self.write_options();
-        let crash = |key| format!("> SET {key} 1\n< \"-ERR internal error\\r\\n\"\n");
-        let crashes = ["crash", "thrown", "clock"].map(crash).concat();
+        let crash =
+            |(key, _): &(&str, &str)| format!("> SET {key} 1\n< \"-ERR internal error\\r\\n\"\n");
+        let crashes: String = causes.iter().map(crash).collect();
         fs::write(self.path.join("tests/crash.txt"), crashes).unwrap();
         let text = self.test("tests/").code(1).text();
-        for (cause, line) in causes.iter().zip([1, 3, 5]) {
+        for ((_, cause), line) in causes.iter().zip((1..).step_by(2)) {
             assert!(text.contains(&format!("crash.txt:{line}\n")), "{text}");
             assert!(text.contains(cause), "{text}");
         }
-        let expected = "4 transcripts, 12 requests: every line holds, the policy failed at 3 lines, no hidden state\n";
-        assert!(text.ends_with(expected), "{text}");
-        self.explain_crash("crash", causes[0]);
+        let (requests, failures) = (9 + causes.len(), causes.len());
+        let expected = format!(
+            "4 transcripts, {requests} requests: every line holds, the policy failed at {failures} lines, no hidden state\n"
+        );
+        assert!(text.ends_with(&expected), "{text}");
+        let (key, cause) = causes[0];
+        self.explain_crash(key, cause);
     }
 
     /// `explain` must show the same cause.
@@ -177,7 +181,9 @@ fn new_javascript_rule_builds_and_names_its_crash() {
     let crash = "policy.js:14: cannot read property 'there' of undefined";
     // A cyclic value, which has no JSON.
     let thrown = "policy.js: [object Object] is thrown, and is not";
-    project.check_with_crash(bug, [crash, thrown, "a likely cause is a clock"]);
+    let clock = "a likely cause is a clock";
+    let causes = [("crash", crash), ("thrown", thrown), ("clock", clock)];
+    project.check_with_crash(bug, &causes);
 }
 
 #[test]
@@ -185,11 +191,20 @@ fn new_python_rule_builds_and_names_its_crash() {
     let project = Project::new("python", "src/app.py");
     let bug = (
         "if command.name !=",
-        "command.key == b\"crash\" and command.there\n    if command.key == b\"thrown\": raise Err(\"no\")\n    if command.key == b\"clock\": print()\n    if command.name !=",
+        "command.key == b\"crash\" and command.there\n    if command.key == b\"thrown\": raise Err(\"no\")\n    if command.key == b\"exit\": raise SystemExit(1)\n    if command.key == b\"clock\": print()\n    if command.name !=",
     );
     let crash = "app.py:20: AttributeError: 'Command' object has no attribute 'there'";
     let thrown = "app.py:21: Err: no";
-    project.check_with_crash(bug, [crash, thrown, "a likely cause is a clock"]);
+    // Regression: it is no `Exception`, and was not logged.
+    let exit = "app.py:22: SystemExit: 1";
+    let clock = "a likely cause is a clock";
+    let causes = [
+        ("crash", crash),
+        ("thrown", thrown),
+        ("exit", exit),
+        ("clock", clock),
+    ];
+    project.check_with_crash(bug, &causes);
 }
 
 /// The build tool writes its output into the project. In a shared directory, another user could
@@ -209,6 +224,8 @@ fn build_tool_of_javascript_writes_into_the_project_only() {
     .unwrap();
     fs::set_permissions(&tool, Permissions::from_mode(0o755)).unwrap();
     let before = fs::read_dir(&project).unwrap().count();
+    // A build that was stopped leaves its file.
+    fs::write(project.join(".unfinished.wasm"), "the beginning").unwrap();
     let build = |policy: &str| {
         let mut build = command(&["policy", "build", "rule"]);
         build

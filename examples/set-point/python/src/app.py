@@ -49,7 +49,7 @@ class Admission(exports.Admission):
         try:
             if admit(command) is not None:
                 raise TypeError("admit returns a value: it refuses by raising, and is not async")
-        except Exception as bug:
+        except BaseException as bug:  # also SystemExit
             match bug:
                 case Err(value=Fault_Denied() | Fault_Quota() | Fault_Other(value=str())):
                     raise  # a refusal

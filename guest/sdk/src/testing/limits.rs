@@ -27,3 +27,6 @@ pub(super) const WATCH_PREFIX_BYTES_MAX: usize = 1024;
 
 /// Bytes of one draw of random bytes.
 pub(super) const RANDOM_BYTES_MAX: u32 = 1024;
+
+/// Bytes of the node of a fence. With `0:0:`, the shortest rest, it fills an MQTT string.
+pub(super) const FENCE_NODE_BYTES_MAX: usize = 65_535 - "0:0:".len();

@@ -184,12 +184,18 @@ impl Table {
         } = policy.handle(&mut transaction, request);
         let bytes = splice(&reply, &request.payload, |key| transaction.stored(key));
         let missed = transaction.take_missed();
-        let pending = transaction.commit();
+        let (pending, watches) = transaction.commit();
+        let client = request.client.clone().unwrap_or_default();
         for (change, dialect) in missed {
-            let client = request.client.clone().unwrap_or_default();
-            self.deliver(policy, &change, client, dialect);
+            self.deliver(policy, &change, client.clone(), dialect);
         }
         self.notify(policy, pending);
+        for (watched, dialect) in watches {
+            match dialect {
+                Some(dialect) => self.watches.insert((watched, client.clone()), dialect),
+                None => self.watches.remove(&(watched, client.clone())),
+            };
+        }
         Answer {
             bytes,
             version,

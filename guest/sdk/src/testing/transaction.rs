@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::limits::{
-    CURSOR_BYTES_MAX, HIDDEN_KEYS_MAX, MISSED_CHANGES_MAX, PAGE_BYTES_MAX, PAGE_KEYS_MAX,
-    RANDOM_BYTES_MAX, WATCH_CHANGES_MAX, WATCH_PREFIX_BYTES_MAX, WRITES_MAX,
+    CURSOR_BYTES_MAX, FENCE_NODE_BYTES_MAX, HIDDEN_KEYS_MAX, MISSED_CHANGES_MAX, PAGE_BYTES_MAX,
+    PAGE_KEYS_MAX, RANDOM_BYTES_MAX, WATCH_CHANGES_MAX, WATCH_PREFIX_BYTES_MAX, WRITES_MAX,
 };
 use super::receive;
 use super::table::{Name, Pending, Right, Stored, Table, Watched, resolve};
@@ -14,6 +14,9 @@ use crate::{
     Access, Bytes, Change, Dialect, Entry, Event, Fault, Hlc, Host, Level, Page, Reached, Request,
     Scope, Stamp,
 };
+
+/// The text for a fence that is too far in the future.
+const FENCE_AHEAD: &str = "the request fencing token timestamp is too far in the future; ensure that the client and broker system clocks are synchronized";
 
 /// The view that one request has of a [`Table`].
 #[derive(Debug)]
@@ -53,8 +56,9 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Applies all staged changes; returns those that need notifications.
-    pub(super) fn commit(self) -> Vec<Pending> {
+    /// Applies the staged writes. Returns the changes that need notifications, and the watches that
+    /// begin, each with its dialect, or end. The caller applies these after the notifications.
+    pub(super) fn commit(self) -> (Vec<Pending>, BTreeMap<Watched, Option<Dialect>>) {
         let table = self.table;
         table.clock = self.clock;
         for (name, stored) in self.staged {
@@ -63,14 +67,7 @@ impl<'a> Transaction<'a> {
                 None => table.entries.remove(&name),
             };
         }
-        for (key, dialect) in self.watches {
-            let client = self.request.client.clone().unwrap_or_default();
-            match dialect {
-                Some(dialect) => table.watches.insert((key, client), dialect),
-                None => table.watches.remove(&(key, client)),
-            };
-        }
-        self.pending
+        (self.pending, self.watches)
     }
 
     /// The changes that the client missed, each with the dialect of its request.
@@ -84,9 +81,8 @@ impl<'a> Transaction<'a> {
 
     /// The value that is spliced into a reply.
     pub(super) fn stored(&self, key: &[u8]) -> Vec<u8> {
-        let readable = self.allow(key, Right::Read).is_ok() && !self.hidden.contains(key);
         assert!(
-            readable,
+            self.allow(key, Right::Read).is_ok(),
             "a reply carries the value of a key that the client may not read"
         );
         let stored = self.live(&(false, key.to_vec()));
@@ -119,11 +115,40 @@ impl<'a> Transaction<'a> {
         stored.filter(|stored| stored.is_live(self.table.now_ms))
     }
 
+    /// Checks the client's right to a visible key.
     fn allow(&self, key: &[u8], right: Right) -> Result<(), Fault> {
-        if !self.hidden.contains(key) && self.table.denied.contains(&(right, key.to_vec())) {
-            return Err(Fault::Denied);
+        match self.table.denied.contains(&(right, key.to_vec())) {
+            true => Err(Fault::Denied),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// The name of a key that is hidden, or that the client has the right to.
+    fn allowed(&self, key: &Bytes, right: Right) -> Result<Name, Fault> {
+        let name = self.name(key);
+        if !name.0 {
+            self.allow(&name.1, right)?;
+        }
+        Ok(name)
+    }
+
+    /// Refuses a fence that no client can send, unless the key has it already.
+    fn check_fence(&self, name: &Name, fence: Option<&Hlc>) -> Result<(), Fault> {
+        let Some(fence) = fence else {
+            return Ok(());
+        };
+        let node = &fence.node;
+        let fits = (1..=FENCE_NODE_BYTES_MAX).contains(&node.len());
+        let text = match fits && !node.contains([':', '\0']) {
+            true if fence.wall <= self.table.now_ms.saturating_add(SKEW_MS_MAX) => return Ok(()),
+            true => FENCE_AHEAD,
+            false => "malformed timestamp",
+        };
+        let before = self.live(name).and_then(|stored| stored.fence.as_ref());
+        match before == Some(fence) {
+            true => Ok(()),
+            false => Err(Fault::Other(text.to_owned())),
+        }
     }
 
     /// Fails the test if the request has staged as many writes as it may.
@@ -261,8 +286,7 @@ impl Host for Transaction<'_> {
     }
 
     fn load(&mut self, key: &Bytes, at: u32, len: u32) -> Result<Option<Vec<u8>>, Fault> {
-        let name = self.name(key);
-        self.allow(&name.1, Right::Read)?;
+        let name = self.allowed(key, Right::Read)?;
         Ok(self.live(&name).map(|stored| {
             stored
                 .value
@@ -275,8 +299,7 @@ impl Host for Transaction<'_> {
     }
 
     fn matches(&mut self, key: &Bytes, value: &Bytes) -> Result<bool, Fault> {
-        let name = self.name(key);
-        self.allow(&name.1, Right::Write)?;
+        let name = self.allowed(key, Right::Write)?;
         let value = resolve(value, &self.request.payload);
         Ok(self.live(&name).is_some_and(|stored| stored.value == value))
     }
@@ -293,9 +316,9 @@ impl Host for Transaction<'_> {
         let ahead =
             observed.is_some_and(|at| at.wall > self.table.now_ms.saturating_add(SKEW_MS_MAX));
         assert!(!ahead, "a put with an observed stamp more than 60 s ahead");
-        let name = self.name(key);
-        self.allow(&name.1, Right::Write)?;
+        let name = self.allowed(key, Right::Write)?;
         check_key(&name.1)?;
+        self.check_fence(&name, fence)?;
         let value = resolve(value, &self.request.payload).to_vec();
         if self.live(&name).is_none()
             && self
@@ -307,13 +330,14 @@ impl Host for Transaction<'_> {
         }
         // An expired entry that no sweep has removed yet: its expiry is notified before the new
         // value.
-        let expired = !self.staged.contains_key(&name)
+        let expired = !name.0
+            && !self.staged.contains_key(&name)
             && self.live(&name).is_none()
             && self.table.entries.contains_key(&name);
         if expired {
             let version = self.stamp(None);
             self.record_change(Event::Expired, &name, version, b"");
-            self.writes += usize::from(!name.0);
+            self.writes += 1;
         }
         let version = self.stamp(observed);
         self.record_change(Event::Set, &name, version, &value);
@@ -329,14 +353,16 @@ impl Host for Transaction<'_> {
     }
 
     fn delete(&mut self, key: &Bytes) -> Result<bool, Fault> {
-        let name = self.name(key);
-        self.allow(&name.1, Right::Write)?;
+        let name = self.allowed(key, Right::Write)?;
         if self.live(&name).is_none() {
             return Ok(false);
         }
         self.check_writes();
-        let version = self.stamp(None);
-        self.record_change(Event::Deleted, &name, version, b"");
+        // The removal of a hidden key has no version.
+        if !name.0 {
+            let version = self.stamp(None);
+            self.record_change(Event::Deleted, &name, version, b"");
+        }
         self.staged.insert(name, None);
         self.writes += 1;
         Ok(true)
@@ -401,7 +427,9 @@ impl Host for Transaction<'_> {
         }
         assert!(self.missed.is_none(), "more than one watch since a version");
         let position = |it: Stamp| (it.wall, it.counter);
-        if position(since) > position(self.table.clock) {
+        let is_since = |it: &Pending| position(it.change.version) == position(since);
+        // A later version is of a change of this request, or was revoked by a restore.
+        if position(since) > position(self.table.clock) && !self.pending.iter().any(is_since) {
             let text = "the version is later than the last change of the store";
             return Err(Fault::Other(text.to_owned()));
         }
@@ -410,24 +438,26 @@ impl Host for Transaction<'_> {
             return Err(Fault::Other(text.to_owned()));
         }
         let watched = (scope == Scope::Prefix, self.key(key));
-        let changes = self.table.changes.1.iter().filter(|it| {
-            position(it.change.version) > position(since)
-                && self.table.covers(&watched, &it.change.key)
-        });
-        let missed: Vec<Pending> = changes.cloned().collect();
-        let at_once = missed.iter().take(MISSED_CHANGES_MAX).cloned().collect();
-        let last = missed.get(MISSED_CHANGES_MAX - 1);
-        let reached = match last.filter(|_| missed.len() > MISSED_CHANGES_MAX) {
-            Some(last) => Reached {
-                version: last.change.version,
-                complete: false,
-            },
-            None => Reached {
-                version: self.follow(scope, key)?,
-                complete: true,
-            },
+        let changes = self.table.changes.1.iter().chain(&self.pending);
+        let (mut missed, mut version, mut more) = (Vec::new(), since, false);
+        for it in changes.filter(|it| position(it.change.version) > position(since)) {
+            if missed.len() == MISSED_CHANGES_MAX {
+                more = true;
+                break;
+            }
+            version = it.change.version;
+            if self.table.covers(&watched, &it.change.key) {
+                missed.push(it.clone());
+            }
+        }
+        if !more {
+            version = self.follow(scope, key)?;
+        }
+        let reached = Reached {
+            version,
+            complete: !more,
         };
-        self.missed = Some(at_once);
+        self.missed = Some(missed);
         Ok(reached)
     }
 

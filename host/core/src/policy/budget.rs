@@ -179,14 +179,15 @@ pub enum Failure {
 impl Failure {
     /// Names the line that the failed call logged last at the level `error` as the cause of a trap.
     /// A panic or an uncaught exception ends in a trap that says nothing itself. So does a call of
-    /// WASI, which the build replaces by a trap: it comes from the language, and no line is logged.
+    /// WASI, which the build replaces by a trap, and a value that an interpreter cannot convert for
+    /// an import: both come from the language, and no line is logged.
     pub(super) fn caused_by(self, line: Option<String>) -> Self {
         let is_bare = |trap: &str| trap == Trap::UnreachableCodeReached.to_string();
         match (self, line) {
             (Self::Trap(trap), Some(line)) if is_bare(&trap) => Self::Trap(line),
             (Self::Trap(trap), Some(line)) => Self::Trap(format!("{line} ({trap})")),
             (Self::Trap(trap), None) if is_bare(&trap) => Self::Trap(format!(
-                "{trap}; the policy logged no error, so a likely cause is a clock, a file, print or a thread of its language, for a policy has no WASI"
+                "{trap}; the policy logged no error, so a likely cause is a clock, a file, print or a thread of its language, for a policy has no WASI, or a value of the wrong type given to an import"
             )),
             (failure, _) => failure,
         }
@@ -215,6 +216,7 @@ mod tests {
         let likely = bare.caused_by(None).to_string();
         assert!(likely.contains("unreachable"), "{likely}");
         assert!(likely.contains("no WASI"), "{likely}");
+        assert!(likely.contains("given to an import"), "{likely}");
         // Another trap says what happened.
         let other = Failure::of(&Trap::StackOverflow.into());
         assert_eq!(other.clone().caused_by(None), other);

@@ -20,6 +20,7 @@ use crate::limits;
 /// The interface version of this host, as it appears in imports and exports.
 const PACKAGE: &str = "statehouse:policy";
 const MAJOR: &str = "1.";
+const MINOR: &str = "1.0.";
 
 /// A configured WebAssembly engine with the imports of policies.
 pub struct Engine<H: Host> {
@@ -77,10 +78,11 @@ pub enum LoadError {
     Encode(String),
     /// The policy imports something that this host does not offer.
     #[error(
-        "the policy imports `{0}`, but a policy may import only {PACKAGE} 1.x: build it without WASI"
+        "the policy imports `{0}`, but a policy may import only {PACKAGE} 1.x{hint}",
+        hint = remedy(.0)
     )]
     Import(String),
-    /// The policy needs another major version of the interface.
+    /// The policy, or a rule, needs another version of the interface.
     #[error(
         "the policy is built for `{0}`, but this host offers {PACKAGE} 1.0: rebuild it against wit/policy.wit of this version"
     )]
@@ -114,6 +116,14 @@ pub enum LoadError {
     /// Its description cannot be used in logs.
     #[error("the policy's description is invalid: {0}")]
     Description(&'static str),
+}
+
+/// What to do about an import that no policy can have, as the end of a sentence.
+pub fn remedy(import: &str) -> &'static str {
+    match import.starts_with("wasi:") {
+        true => ": build it without WASI",
+        false => "",
+    }
 }
 
 /// The text of a failure at the start of an instance. No setting changes the fuel of a start.
@@ -215,7 +225,10 @@ impl<H: Host> Engine<H> {
         }
         let component = self.precompiled.component(&self.engine, file)?;
         self.check_interfaces(&component)?;
-        let compile = |e: wasmtime::Error| LoadError::Compile(format!("{e:#}"));
+        let compile = |e: wasmtime::Error| match self.newer_interface(&component) {
+            Some(name) => LoadError::Version(name),
+            None => LoadError::Compile(format!("{e:#}")),
+        };
         let pre = self.linker.instantiate_pre(&component).map_err(compile)?;
         let digest = blake3::hash(file);
         let mut policy = Policy {
@@ -290,12 +303,27 @@ impl<H: Host> Engine<H> {
                     .map(|version| (name, version))
             })
         };
-        match export("/handler@") {
-            Some((_, version)) if version.starts_with(MAJOR) => Ok(()),
-            Some((name, _)) => Err(LoadError::Version(name.to_owned())),
-            None if export("/admission@").is_some() => Err(LoadError::Rule),
-            None => Err(LoadError::NoHandler),
+        match (export("/handler@"), export("/admission@")) {
+            (Some((_, version)), _) if version.starts_with(MAJOR) => Ok(()),
+            (None, Some((_, version))) if version.starts_with(MINOR) => Err(LoadError::Rule),
+            (Some((name, _)), _) | (None, Some((name, _))) => {
+                Err(LoadError::Version(name.to_owned()))
+            }
+            (None, None) => Err(LoadError::NoHandler),
         }
+    }
+
+    /// An interface of a later 1.x than this host offers. It may have functions that this host does
+    /// not know.
+    fn newer_interface(&self, component: &Component) -> Option<String> {
+        let shape = component.component_type();
+        let imports = shape.imports(&self.engine).map(|(name, _)| name.to_owned());
+        let exports = shape.exports(&self.engine).map(|(name, _)| name.to_owned());
+        let is_newer = |name: &String| {
+            let version = name.strip_prefix(PACKAGE).and_then(|it| it.split_once('@'));
+            version.is_some_and(|(_, version)| !version.starts_with(MINOR))
+        };
+        imports.chain(exports).find(is_newer)
     }
 }
 

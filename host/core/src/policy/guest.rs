@@ -37,9 +37,11 @@ pub trait Host: Send + 'static {
     fn watch(&mut self, key: &[u8]) -> Result<(), Denial>;
     /// Stages the end of a watch. Returns false if there is none.
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial>;
-    /// Stages a watch of a key or of a prefix. Returns the version of the last change.
+    /// Stages a watch of a key or of a prefix. Returns the version of the last change, staged or
+    /// not.
     fn follow(&mut self, scope: Scope, key: &[u8]) -> Result<clock::Stamp, Denial>;
-    /// Stages notifications of the changes after `since`, and a watch if these are all.
+    /// Stages notifications of the changes after `since`, the staged ones included, and a watch if
+    /// these are all.
     fn follow_since(
         &mut self,
         scope: Scope,

@@ -37,7 +37,7 @@ pub use budget::Failure;
 pub(crate) use budget::{Share, fuel};
 pub use counters::Counters;
 pub use digest::Digest;
-pub use engine::{Engine, LoadError, Policy};
+pub use engine::{Engine, LoadError, Policy, remedy};
 pub use guard::{CallOutcome, EndedCall, Guard, GuardSettings};
 pub use guest::{Denial, Host, Put, Reached};
 pub(crate) use instance::slice;

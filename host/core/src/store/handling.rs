@@ -456,7 +456,8 @@ pub(super) fn decide(
     Ok((answer, transaction.take_captured()))
 }
 
-/// Renders the notifications with the remaining fuel of the request.
+/// Renders the notifications with the remaining fuel of the request. Their recipients are the
+/// watchers before the request: a watch begins and ends with the commit.
 fn render_notifications(call: &mut Call<'_, Transaction>) -> Result<Vec<Notification>, Failure> {
     let transaction = call.host();
     if transaction.state().watches.is_empty() {

@@ -22,8 +22,8 @@ pub struct Recent {
     bytes: u64,
     /// All changes after this version are known.
     known_after: Stamp,
-    /// The clock at the starts of runs. A version that an earlier run assigned and lost is above
-    /// it.
+    /// The clock at the starts of runs: at the last version that was found, and after those that
+    /// were skipped. A version that an earlier run assigned and lost is between the two.
     starts: VecDeque<Stamp>,
 }
 
@@ -91,9 +91,11 @@ impl Recent {
         let next = self.changes.partition_point(|it| it.version() <= version);
         let before = next.checked_sub(1).and_then(|at| self.changes.get(at));
         let before = before.map_or(Stamp::default(), Change::version);
-        // The run that assigned this version lost it: no change since the start reached it.
+        // The run that assigned this version lost it: no change since the start reached it. The
+        // version at a start itself is never lost.
         let is_lost = |start: &Stamp| *start < version && before <= *start;
-        if before != version && self.starts.iter().any(is_lost) {
+        let is_start = self.starts.contains(&version);
+        if before != version && !is_start && self.starts.iter().any(is_lost) {
             return None;
         }
         Some(self.changes.range(next..))
@@ -191,6 +193,9 @@ mod tests {
             None,
             "assigned by the earlier run and lost"
         );
+        recent.note_start(at(4));
+        assert_eq!(walls(&recent, 3), None, "skipped by the start");
+        assert_eq!(walls(&recent, 4), Some(vec![]));
         recent.note(&[removal(5), removal(6)], u64::MAX);
         assert_eq!(walls(&recent, 3), None);
         assert_eq!(walls(&recent, 1), Some(vec![2, 5, 6]));

@@ -26,6 +26,7 @@ use statehouse_protocol::rights::{ClientRights, Right};
 mod client_usage;
 mod fence;
 mod imports;
+mod watches;
 
 use client_usage::ClientUsage;
 

@@ -1,7 +1,7 @@
 //! `statehouse policy build`: runs the build tool of a policy's language, and checks the result.
 
 use std::env;
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use statehouse_precompiled::encode;
 
 use super::check::text;
-use crate::cli::output::{Exit, Failure, emit};
+use crate::cli::output::{Exit, Failure, emit, notice};
 use statehouse_testkit::check::check;
 use statehouse_testkit::compose::{compose, is_rule};
 use statehouse_testkit::project::{Language, is_name};
@@ -233,9 +233,25 @@ fn python(args: &Args) -> Result<(String, Vec<u8>), Failure> {
 
 /// Runs a tool that writes one file, whose path is its last argument.
 fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, Failure> {
+    let project = absolute(&args.dir)?;
+    // All builds of a project write the same file, one after another. A file system without locks
+    // prevents no build.
+    let turn = File::open(&project)?;
+    let is_alone = match turn.try_lock() {
+        Ok(()) => true,
+        Err(TryLockError::WouldBlock) => {
+            notice("another build of this project is running: waiting for its end");
+            turn.lock().is_ok()
+        }
+        Err(TryLockError::Error(_)) => false,
+    };
     // The file is written into the project: in a shared directory another user could have created
-    // the name.
-    let made = absolute(&args.dir)?.join(format!(".unfinished-{}.wasm", std::process::id()));
+    // the name. A build that was stopped leaves its file.
+    let made = project.join(match is_alone {
+        true => ".unfinished.wasm".to_owned(),
+        false => format!(".unfinished-{}.wasm", std::process::id()),
+    });
+    let _ = fs::remove_file(&made);
     let status = Command::new(tool)
         .current_dir(&args.dir)
         .args(arguments)

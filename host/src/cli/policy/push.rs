@@ -10,10 +10,10 @@ use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{
     ConnectProperties, Packet, PubAck, PubAckReason, PublishProperties, SubAck, SubscribeReasonCode,
 };
-use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop};
+use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop, MqttOptions};
 use serde_json::Value as Json;
 use statehouse_client::parse_duration;
-use statehouse_link::{Place, describe, is_refusal};
+use statehouse_link::{Attempts, Place, describe, is_refusal};
 use statehouse_protocol::topics;
 use tokio::time::{Instant, timeout_at};
 
@@ -222,6 +222,8 @@ struct Push<'a> {
     key: &'a wasmsign2::SecretKey,
     module: &'a [u8],
     serial: u64,
+    place: &'a Place,
+    id: String,
     client: AsyncClient,
     events: EventLoop,
     /// Messages to publish, in reverse order.
@@ -231,25 +233,20 @@ struct Push<'a> {
 impl<'a> Push<'a> {
     fn new(
         args: &'a Args,
-        place: &Place,
+        place: &'a Place,
         key: &'a wasmsign2::SecretKey,
         module: &'a [u8],
         serial: u64,
     ) -> Self {
         let id = format!("statehouse-push-{:x}-{serial:x}", std::process::id());
-        let mut options = place.mqtt(&id);
-        let mut properties = ConnectProperties::new();
-        properties.max_packet_size = Some(STATUS_BYTES_MAX);
-        options
-            .set_clean_start(true)
-            .set_keep_alive(Duration::from_secs(15))
-            .set_connect_properties(properties);
-        let (client, events) = AsyncClient::new(options, 8);
+        let (client, events) = AsyncClient::new(configured(place.mqtt(&id)), 8);
         Self {
             args,
             key,
             module,
             serial,
+            place,
+            id,
             client,
             events,
             waiting: Vec::new(),
@@ -258,8 +255,10 @@ impl<'a> Push<'a> {
 
     /// Publishes everything, and returns the final status.
     async fn run(mut self, connected: &mut bool) -> Result<Json, Stop> {
+        let mut attempts = Attempts::default();
+        let connecting = attempts.connect(&mut self.events, self.place, &self.id, configured);
+        let mut event = connecting.await;
         loop {
-            let event = self.events.poll().await;
             match event.map_err(|error| Stop::Lost(Box::new(error)))? {
                 Event::Incoming(Packet::ConnAck(ack)) => {
                     *connected = true;
@@ -289,6 +288,7 @@ impl<'a> Push<'a> {
                 }
                 _ => {}
             }
+            event = self.events.poll().await;
         }
     }
 
@@ -367,6 +367,17 @@ fn full(error: rumqttc::v5::ClientError) -> Failure {
     ))
 }
 
+/// Adds the settings of this client to its options.
+fn configured(mut options: MqttOptions) -> MqttOptions {
+    let mut properties = ConnectProperties::new();
+    properties.max_packet_size = Some(STATUS_BYTES_MAX);
+    options
+        .set_clean_start(true)
+        .set_keep_alive(Duration::from_secs(15))
+        .set_connect_properties(properties);
+    options
+}
+
 /// The result of the order arrives only through this subscription.
 fn subscribed(ack: &SubAck) -> Result<(), Failure> {
     match ack.return_codes.first() {
@@ -382,19 +393,18 @@ fn subscribed(ack: &SubAck) -> Result<(), Failure> {
 }
 
 fn accepted(ack: &PubAck) -> Result<(), Failure> {
-    let reason = match ack.reason {
-        PubAckReason::Success => return Ok(()),
-        PubAckReason::NoMatchingSubscribers => {
-            "this broker has no subscriber for orders: is it the broker of a state store?"
-                .to_owned()
-        }
+    match ack.reason {
+        PubAckReason::Success => Ok(()),
+        PubAckReason::NoMatchingSubscribers => Err(Failure::transport(
+            "this broker has no subscriber for orders: is it the broker of a state store?",
+        )),
         other => {
             let properties = ack.properties.as_ref();
             let text = properties.and_then(|it| it.reason_string.as_deref());
-            text.map_or_else(|| format!("{other:?}"), |text| printable(text.as_bytes()))
+            let text = text.map_or_else(|| format!("{other:?}"), |text| printable(text.as_bytes()));
+            Err(Failure::new(EXIT_REFUSED, text))
         }
-    };
-    Err(Failure::new(EXIT_REFUSED, reason))
+    }
 }
 
 /// Parses a URL, or only host and port.

@@ -14,6 +14,7 @@ use wasmsign2::reexports::hmac_sha256;
 use wasmsign2::{Module, PublicKey, SecretKey};
 
 use statehouse_config::limits;
+use statehouse_core::policy::LoadError;
 use statehouse_core::policy::sections::{self, Reader};
 
 /// The name of the section with the signatures.
@@ -34,6 +35,9 @@ pub enum SignatureError {
     /// The file is not WebAssembly.
     #[error("the file is not WebAssembly: it does not begin with \\0asm and a known version")]
     NotWasm,
+    /// The file is truncated.
+    #[error("{}", LoadError::Cut)]
+    Cut,
     /// The first section contains no signature.
     #[error("the module is not signed")]
     Unsigned,
@@ -53,7 +57,10 @@ pub enum SignatureError {
 pub fn sign(file: &[u8], key: &SecretKey) -> Result<Vec<u8>, SignatureError> {
     // The crate's parser trusts lengths, so they are checked first.
     if !sections::are_whole(file) {
-        return Err(SignatureError::NotWasm);
+        return Err(match sections::of(file) {
+            Some(_) => SignatureError::Cut,
+            None => SignatureError::NotWasm,
+        });
     }
     let module = Module::deserialize(&mut &file[..]).map_err(|_| SignatureError::NotWasm)?;
     let id = key_id(&public(key));
@@ -278,7 +285,12 @@ mod tests {
         file.push(0);
         file.extend(huge);
         assert_eq!(verify(&file, &keys), Err(SignatureError::Unsigned));
-        assert_eq!(sign(&file, &generate().sk), Err(SignatureError::NotWasm));
+        assert_eq!(sign(&file, &generate().sk), Err(SignatureError::Cut));
+        assert_eq!(SignatureError::Cut.to_string(), LoadError::Cut.to_string());
+        assert_eq!(
+            sign(b"#!/bin/sh\n", &generate().sk),
+            Err(SignatureError::NotWasm)
+        );
         assert_eq!(verify(b"\0asm", &keys), Err(SignatureError::NotWasm));
     }
 }

@@ -146,11 +146,20 @@ impl Run {
                 self.advance(at, now_ms);
                 Ok(())
             }
-            Step::Compare { left, sign, right } => self.variables.compare(&left, &sign, &right),
+            Step::Compare { left, sign, right } => {
+                let now = self.now();
+                self.variables.compare(&left, &sign, &right, now)
+            }
         };
         if let Err(why) = done {
             self.differs(at, why);
         }
+    }
+
+    /// The present time as a clock reading, with an offset in milliseconds.
+    fn now(&self) -> impl Fn(i64) -> String + use<> {
+        let now = Reading::at(self.harness.now_ms(), "client");
+        move |offset_ms| now.moved(offset_ms).to_string()
     }
 
     fn actor(&mut self, name: &str) -> Result<&mut Actor, String> {
@@ -235,8 +244,8 @@ impl Run {
         options: &[Word],
     ) -> Result<(), String> {
         let now_ms = self.harness.now_ms();
-        let now = |offset_ms| Reading::at(now_ms, "client").moved(offset_ms).to_string();
-        let options = Options::read(options, &self.variables, now)?;
+        let now = self.now();
+        let options = Options::read(options, &self.variables, &now)?;
         let dialect = self.dialect;
         let id = self.actor(client)?.id.clone();
         let mut payload = if raw {

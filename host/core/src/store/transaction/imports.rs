@@ -9,7 +9,7 @@ use super::super::quota::Exceeded;
 use super::super::read_set::{ImportKind, Imported, NextImport};
 use super::super::rights::Rights;
 use super::super::watch::Scope;
-use super::{Change, DIVERGED, StagedWatch, Transaction, Write};
+use super::{Change, DIVERGED, Transaction, Write};
 use crate::clock::{COUNTER_END, Stamp};
 use crate::limits;
 use crate::log::JournalRoom;
@@ -19,17 +19,8 @@ use statehouse_protocol::rights::Right;
 /// Reading this many bytes of user properties takes as long as examining a key.
 const PROPERTY_BYTES_PER_EXAMINED_KEY: u64 = 32;
 
-fn other(text: String) -> Denial {
+pub(super) fn other(text: String) -> Denial {
     Denial::Fault(Fault::Other(text))
-}
-
-/// Checks the length of a prefix to watch. An empty one covers all keys.
-fn check_prefix(prefix: &[u8]) -> Result<(), Denial> {
-    let max = limits::WATCH_PREFIX_BYTES_MAX;
-    match prefix.len() <= max {
-        true => Ok(()),
-        false => Err(other(format!("the prefix is longer than {max} bytes"))),
-    }
 }
 
 impl From<policy::Scope> for Scope {
@@ -197,7 +188,7 @@ impl Host for Transaction {
             NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
             NextImport::Live => {}
         }
-        let version = self.state.hlc.last();
+        let version = self.hlc.last();
         let followed = self.stage_watch(scope, key).map(|()| version);
         match &followed {
             Ok(version) => self.read_set.imported(|| Imported::Followed(*version)),
@@ -339,7 +330,7 @@ impl Transaction {
     }
 
     /// Checks the length of a key.
-    fn check_key(&mut self, key: &[u8]) -> Result<(), Denial> {
+    pub(super) fn check_key(&mut self, key: &[u8]) -> Result<(), Denial> {
         if key.is_empty() {
             return Err(other("the key length is zero".into()));
         }
@@ -417,107 +408,6 @@ impl Transaction {
         }
         Ok(Page { keys, next: None })
     }
-
-    fn stage_watch(&mut self, scope: Scope, key: &[u8]) -> Result<(), Denial> {
-        match scope {
-            Scope::Key => self.check_key(key)?,
-            Scope::Prefix => check_prefix(key)?,
-        }
-        let Some(origin) = &self.origin else {
-            return Err(Denial::Violation("a watch without a connection"));
-        };
-        // Without a client id, no notification has a topic.
-        if origin.peer.known().is_none() {
-            return Err(Denial::Fault(Fault::Denied));
-        }
-        if self.watches.len() >= limits::STAGED_WATCHES_MAX {
-            return Err(Denial::Violation("more watches than one request may stage"));
-        }
-        let watches = &self.state.watches;
-        // On a full disk, recorded watches must not use the room that removals need.
-        let recorded = watches.are_durable() && !watches.contains(scope, key, &origin.peer);
-        let room = match recorded && self.quota.journal != JournalRoom::Growth {
-            true => Err(Exceeded::Disk),
-            false => watches.check(&origin.peer, scope, key, &self.quota),
-        };
-        room.map_err(|bound| self.exceeds(bound))?;
-        if scope == Scope::Prefix {
-            self.prefix_rights = self.rights.granted().cloned();
-        }
-        self.watches
-            .push((scope, Bytes::copy_from_slice(key), true));
-        Ok(())
-    }
-
-    /// Stages the changes that the client missed, as many as one request may be sent. If these are
-    /// all, stages the watch.
-    fn catch_up(&mut self, scope: Scope, key: &[u8], since: Stamp) -> Result<Reached, Denial> {
-        if self.missed.is_some() {
-            return Err(Denial::Violation("more than one watch since a version"));
-        }
-        let last = self.state.hlc.last();
-        if since > last {
-            return Err(other(
-                "the version is later than the last change of the store".into(),
-            ));
-        }
-        let changes =
-            self.state.recent.since(since).ok_or_else(|| {
-                other("the changes since this version are no longer known".into())
-            })?;
-        let cost = 1 + self.rights.tries(Right::Read);
-        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / cost).max(1);
-        let (mut missed, mut bytes, mut examined) = (Vec::new(), 0, 0);
-        let mut reached = Reached {
-            version: since,
-            complete: false,
-        };
-        let mut more = false;
-        for change in changes {
-            if missed.len() == limits::MISSED_CHANGES_PER_REQUEST_MAX
-                || bytes >= limits::MISSED_BYTES_PER_REQUEST_MAX
-                || examined == examined_max
-            {
-                more = true;
-                break;
-            }
-            examined += 1;
-            reached.version = change.version();
-            if scope.covers(key, change.key()) && self.rights.granted_now(change.key()) {
-                bytes += (change.key().len() + change.value().len()) as u64;
-                missed.push(change.clone());
-            }
-        }
-        self.examined += (examined * cost) as u64;
-        if !more {
-            self.stage_watch(scope, key)?;
-            reached = Reached {
-                version: last,
-                complete: true,
-            };
-        }
-        self.missed = Some(missed);
-        Ok(reached)
-    }
-
-    fn stage_unwatch(&mut self, scope: Scope, key: &[u8]) -> Result<bool, Denial> {
-        let Some(origin) = &self.origin else {
-            return Ok(false);
-        };
-        let is_it = |(s, k, _): &&StagedWatch| *s == scope && k == key;
-        let watched = match self.watches.iter().rev().find(is_it) {
-            Some((.., on)) => *on,
-            None => self.state.watches.contains(scope, key, &origin.peer),
-        };
-        if watched {
-            if self.watches.len() >= limits::STAGED_WATCHES_MAX {
-                return Err(Denial::Violation("more watches than one request may stage"));
-            }
-            self.watches
-                .push((scope, Bytes::copy_from_slice(key), false));
-        }
-        Ok(watched)
-    }
 }
 
 #[cfg(test)]
@@ -549,21 +439,6 @@ mod tests {
         let it = begin("a");
         assert!(it.may_have_assigned(version(it.now_ms() + limits::SKEW_MS_MAX, 0)));
         assert!(!it.may_have_assigned(version(it.now_ms() + limits::SKEW_MS_MAX + 1, 0)));
-    }
-
-    /// The contract says so, and no notification could reach the client.
-    #[test]
-    fn watch_without_a_client_id_is_denied() {
-        let scope = policy::Scope::Key;
-        assert!(begin("a").watch(b"k").is_ok());
-        let mut unknown = begin("");
-        for refused in [
-            unknown.watch(b"k").err(),
-            unknown.follow(scope, b"k").err(),
-            unknown.follow_since(scope, b"k", Stamp::default()).err(),
-        ] {
-            assert!(matches!(refused, Some(Denial::Fault(Fault::Denied))));
-        }
     }
 
     /// The table for native tests of the SDK does the same.

@@ -1,0 +1,230 @@
+//! The watches that a request begins and ends. They are staged like writes.
+//!
+//! A watch begins and ends with the commit, after the changes of the request: the recipients of
+//! these are the watchers before the request.
+
+use bytes::Bytes;
+
+use super::super::quota::Exceeded;
+use super::super::watch::Scope;
+use super::imports::other;
+use super::{StagedWatch, Transaction};
+use crate::clock::Stamp;
+use crate::limits;
+use crate::log::JournalRoom;
+use crate::policy::{Denial, Fault, Reached};
+use statehouse_protocol::rights::Right;
+
+/// Checks the length of a prefix to watch. An empty one covers all keys.
+fn check_prefix(prefix: &[u8]) -> Result<(), Denial> {
+    let max = limits::WATCH_PREFIX_BYTES_MAX;
+    match prefix.len() <= max {
+        true => Ok(()),
+        false => Err(other(format!("the prefix is longer than {max} bytes"))),
+    }
+}
+
+impl Transaction {
+    /// Stages the beginning of a watch.
+    pub(super) fn stage_watch(&mut self, scope: Scope, key: &[u8]) -> Result<(), Denial> {
+        match scope {
+            Scope::Key => self.check_key(key)?,
+            Scope::Prefix => check_prefix(key)?,
+        }
+        let Some(origin) = &self.origin else {
+            return Err(Denial::Violation("a watch without a connection"));
+        };
+        // Without a client id, no notification has a topic.
+        if origin.peer.known().is_none() {
+            return Err(Denial::Fault(Fault::Denied));
+        }
+        if self.watches.len() >= limits::STAGED_WATCHES_MAX {
+            return Err(Denial::Violation("more watches than one request may stage"));
+        }
+        let watches = &self.state.watches;
+        // On a full disk, recorded watches must not use the room that removals need.
+        let recorded = watches.are_durable() && !watches.contains(scope, key, &origin.peer);
+        let room = match recorded && self.quota.journal != JournalRoom::Growth {
+            true => Err(Exceeded::Disk),
+            false => watches.check(&origin.peer, scope, key, &self.quota),
+        };
+        room.map_err(|bound| self.exceeds(bound))?;
+        if scope == Scope::Prefix {
+            self.prefix_rights = self.rights.granted().cloned();
+        }
+        self.watches
+            .push((scope, Bytes::copy_from_slice(key), true));
+        Ok(())
+    }
+
+    /// Stages the changes that the client missed, as many as one request may be sent. If these are
+    /// all, stages the watch. The changes that this request has staged are among them: the new
+    /// watch does not report these.
+    pub(super) fn catch_up(
+        &mut self,
+        scope: Scope,
+        key: &[u8],
+        since: Stamp,
+    ) -> Result<Reached, Denial> {
+        if self.missed.is_some() {
+            return Err(Denial::Violation("more than one watch since a version"));
+        }
+        let last = self.hlc.last();
+        let committed = self.state.hlc.last();
+        // A later version is of a change of this request, or was revoked by a restore.
+        if since > committed && !self.changes().any(|it| it.version() == since) {
+            return Err(other(
+                "the version is later than the last change of the store".into(),
+            ));
+        }
+        let changes = self
+            .state
+            .recent
+            .since(since.min(committed))
+            .ok_or_else(|| other("the changes since this version are no longer known".into()))?;
+        let staged = self.changes().filter(|it| it.version() > since);
+        let cost = 1 + self.rights.tries(Right::Read);
+        let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / cost).max(1);
+        let (mut missed, mut bytes, mut examined) = (Vec::new(), 0, 0);
+        let mut reached = Reached {
+            version: since,
+            complete: false,
+        };
+        let mut more = false;
+        for change in changes.chain(staged) {
+            if missed.len() == limits::MISSED_CHANGES_PER_REQUEST_MAX
+                || bytes >= limits::MISSED_BYTES_PER_REQUEST_MAX
+                || examined == examined_max
+            {
+                more = true;
+                break;
+            }
+            examined += 1;
+            reached.version = change.version();
+            if scope.covers(key, change.key()) && self.rights.granted_now(change.key()) {
+                bytes += (change.key().len() + change.value().len()) as u64;
+                missed.push(change.clone());
+            }
+        }
+        self.examined += (examined * cost) as u64;
+        if !more {
+            self.stage_watch(scope, key)?;
+            reached = Reached {
+                version: last,
+                complete: true,
+            };
+        }
+        self.missed = Some(missed);
+        Ok(reached)
+    }
+
+    /// Stages the end of a watch. Returns false if there is none.
+    pub(super) fn stage_unwatch(&mut self, scope: Scope, key: &[u8]) -> Result<bool, Denial> {
+        let Some(origin) = &self.origin else {
+            return Ok(false);
+        };
+        let is_it = |(s, k, _): &&StagedWatch| *s == scope && k == key;
+        let watched = match self.watches.iter().rev().find(is_it) {
+            Some((.., on)) => *on,
+            None => self.state.watches.contains(scope, key, &origin.peer),
+        };
+        if watched {
+            if self.watches.len() >= limits::STAGED_WATCHES_MAX {
+                return Err(Denial::Violation("more watches than one request may stage"));
+            }
+            self.watches
+                .push((scope, Bytes::copy_from_slice(key), false));
+        }
+        Ok(watched)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{self, Host, Put};
+    use crate::store::{Quota, State};
+
+    fn begin(state: Box<State>, client: &str) -> Box<Transaction> {
+        Transaction::of_client(state, Quota::default(), client)
+    }
+
+    fn put(it: &mut Transaction, key: &[u8]) -> Stamp {
+        let put = Put {
+            key,
+            value: b"v",
+            observed: None,
+            fence: None,
+            expires_ms: None,
+        };
+        it.put(put).unwrap()
+    }
+
+    fn versions_of_missed(it: &mut Transaction) -> Vec<Stamp> {
+        let missed = it.take_missed().into_iter();
+        missed.map(|(change, _)| change.version()).collect()
+    }
+
+    /// The contract says so, and no notification could reach the client.
+    #[test]
+    fn watch_without_a_client_id_is_denied() {
+        let scope = policy::Scope::Key;
+        assert!(begin(Box::default(), "a").watch(b"k").is_ok());
+        let mut unknown = begin(Box::default(), "");
+        for refused in [
+            unknown.watch(b"k").err(),
+            unknown.follow(scope, b"k").err(),
+            unknown.follow_since(scope, b"k", Stamp::default()).err(),
+        ] {
+            assert!(matches!(refused, Some(Denial::Fault(Fault::Denied))));
+        }
+    }
+
+    /// Regression: the version was that of the request before, and "the watch reports all later
+    /// changes" was false.
+    #[test]
+    fn watch_begins_after_the_staged_changes() {
+        let mut it = begin(Box::default(), "a");
+        let first = put(&mut it, b"k/1");
+        let (scope, prefix) = (policy::Scope::Prefix, b"k/");
+        assert_eq!(it.follow(scope, prefix).unwrap(), first);
+        assert!(put(&mut it, b"k/2") > first);
+        let watches = &it.state().watches;
+        assert!(watches.is_empty(), "no recipient of the changes");
+    }
+
+    /// Regression: a change of the same request was neither sent nor reported later.
+    #[test]
+    fn missed_changes_include_the_staged_ones() {
+        let mut it = begin(Box::default(), "a");
+        let committed = put(&mut it, b"k/1");
+        let (state, ..) = it.commit();
+        let complete = |version| Reached {
+            version,
+            complete: true,
+        };
+        let scope = policy::Scope::Prefix;
+        let mut it = begin(state, "a");
+        put(&mut it, b"other");
+        let staged = put(&mut it, b"k/2");
+        let reached = it.follow_since(scope, b"k/", Stamp::default()).unwrap();
+        assert_eq!(reached, complete(staged));
+        assert_eq!(versions_of_missed(&mut it), [committed, staged]);
+        // The version of a staged change is one of the store, too.
+        let reached = it.follow_since(scope, b"", staged).unwrap();
+        assert_eq!(reached, complete(staged));
+        assert!(versions_of_missed(&mut it).is_empty());
+    }
+    /// Regression: a write of the same request made a version that was revoked count as known.
+    #[test]
+    fn version_before_a_staged_change_that_the_store_never_had_is_refused() {
+        let mut it = begin(Box::default(), "a");
+        let staged = put(&mut it, b"k");
+        let revoked = Stamp {
+            wall: staged.wall - 1,
+            counter: 0,
+        };
+        let refused = it.follow_since(policy::Scope::Prefix, b"k", revoked);
+        assert!(refused.is_err(), "{refused:?}");
+    }
+}
