@@ -55,7 +55,7 @@ pub enum StorageError {
     Unfinished(PathBuf),
     /// The MQTT client id cannot be read or created.
     #[error("{0} {1}")]
-    ClientId(PathBuf, ClientIdError),
+    ClientId(PathBuf, #[source] ClientIdError),
     /// The system clock is wrong, or was wrong when the last record was written.
     #[error(
         "the system clock is {behind_s} s behind the last time that is recorded in {directory}. Keys would live longer than they should, and versions would run ahead of the clock: set the clock, or accept it with --accept-clock"

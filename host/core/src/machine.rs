@@ -513,6 +513,12 @@ impl Core {
         }
     }
 
+    /// Sets how far the wall clock is behind the time of the next inputs, in milliseconds: see
+    /// [`Recorder::set_wall_behind`].
+    pub fn set_wall_behind(&mut self, wall_behind_ms: u64) {
+        self.recorder.set_wall_behind(wall_behind_ms);
+    }
+
     /// The next block of a snapshot; `None` at its end.
     pub fn snapshot(&self, progress: &mut Progress, now_ms: u64) -> Option<Vec<u8>> {
         let (policies, active, assignment) = self.recorder.policies();

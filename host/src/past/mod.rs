@@ -8,11 +8,12 @@ mod replay;
 
 use data_encoding::BASE64;
 use serde_json::{Value as Json, json};
+use statehouse_client::parse_duration;
 
 use crate::time;
 use statehouse_core::clock::{Fence, Stamp, wall_ms};
 use statehouse_core::log::record::PolicyRecord;
-use statehouse_offline::{Bound, Moment};
+use statehouse_offline::{Bound, Moment, Past, PastError};
 use statehouse_wal::LogPosition;
 
 pub(crate) use history::{as_of, history};
@@ -47,19 +48,69 @@ pub(crate) fn policy_json(policy: &PolicyRecord) -> serde_json::Value {
     })
 }
 
-/// Parses one end of a range of records: a number or a time.
-pub(crate) fn bound(text: &str) -> Result<Bound, String> {
-    if let Ok(position) = text.parse() {
-        return Ok(Bound::LogPosition(LogPosition(position)));
+/// A point of the history as an operator writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Given<T> {
+    /// The point itself.
+    Exactly(T),
+    /// How many milliseconds ago. They count from the store's time, which is ahead of the wall
+    /// clock after that was set back.
+    Ago(u64),
+}
+
+/// The store's time in milliseconds since 1970, as far as its log and the wall clock show it. Reads
+/// the newest snapshot and the log after it.
+fn now_ms(past: &Past) -> Result<u64, PastError> {
+    Ok(past.end()?.1.max(wall_ms()))
+}
+
+impl Given<Moment> {
+    /// The moment in the history of this directory; `None` if it is still to come.
+    pub(crate) fn within(self, past: &Past) -> Result<Option<Moment>, PastError> {
+        match self {
+            Self::Ago(ms) => {
+                let at_ms = now_ms(past)?.saturating_sub(ms);
+                Ok(Some(Moment::Time(at_ms)))
+            }
+            Self::Exactly(Moment::Time(ms)) if ms > wall_ms() => {
+                Ok((ms <= now_ms(past)?).then_some(Moment::Time(ms)))
+            }
+            Self::Exactly(moment) => Ok(Some(moment)),
+        }
     }
-    time::parse(text, wall_ms()).map(Bound::Time).ok_or_else(|| {
+}
+
+impl Given<Bound> {
+    /// The end of a range in the history of this directory.
+    pub(crate) fn within(self, past: &Past) -> Result<Bound, PastError> {
+        match self {
+            Self::Ago(ms) => Ok(Bound::Time(now_ms(past)?.saturating_sub(ms))),
+            Self::Exactly(bound) => Ok(bound),
+        }
+    }
+}
+
+/// Parses a time, or how long ago.
+pub(crate) fn time_or_ago<T>(text: &str, at: impl FnOnce(u64) -> T) -> Option<Given<T>> {
+    match parse_duration(text) {
+        Ok(ago) => Some(Given::Ago(time::millis(ago))),
+        Err(_) => time::parse(text).map(at).map(Given::Exactly),
+    }
+}
+
+/// Parses one end of a range of records: a number, a time, or how long ago.
+pub(crate) fn bound(text: &str) -> Result<Given<Bound>, String> {
+    if let Ok(position) = text.parse() {
+        return Ok(Given::Exactly(Bound::LogPosition(LogPosition(position))));
+    }
+    time_or_ago(text, Bound::Time).ok_or_else(|| {
         "write a record's number, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m".to_owned()
     })
 }
 
-/// Parses a version or a time. The node of a version does not matter, since a store never assigns a
-/// version twice.
-pub(crate) fn moment(text: &str) -> Result<Moment, String> {
+/// Parses a version, a time, or how long ago. The node of a version does not matter, since a store
+/// never assigns a version twice.
+pub(crate) fn moment(text: &str) -> Result<Given<Moment>, String> {
     let mut parts = text.splitn(3, ':');
     let (wall, counter) = (parts.next().unwrap_or_default(), parts.next());
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -70,9 +121,9 @@ pub(crate) fn moment(text: &str) -> Result<Moment, String> {
         && digits(counter)
         && let (Ok(wall), Ok(counter)) = (wall.parse(), counter.parse())
     {
-        return Ok(Moment::Version(Stamp { wall, counter }));
+        return Ok(Given::Exactly(Moment::Version(Stamp { wall, counter })));
     }
-    time::parse(text, wall_ms()).map(Moment::Time).ok_or_else(|| {
+    time_or_ago(text, Moment::Time).ok_or_else(|| {
         "write a version such as 001696374425000:00001:StateStore, a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m".to_owned()
     })
 }
@@ -83,6 +134,10 @@ const WALL_DIGITS_MIN: usize = 10;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data_directory::{self, LogListener};
+    use statehouse_config::{Config, Flags};
+    use statehouse_core::log::Recorder;
+    use statehouse_core::store::Mode;
 
     #[test]
     fn bytes_survive_json() {
@@ -95,15 +150,16 @@ mod tests {
 
     #[test]
     fn versions_and_times_are_distinguished() {
-        let version = |wall, counter| Ok(Moment::Version(Stamp { wall, counter }));
+        let exactly = |moment| Ok(Given::Exactly(moment));
+        let version = |wall, counter| exactly(Moment::Version(Stamp { wall, counter }));
         assert_eq!(
             moment("001696374425000:00001:StateStore"),
             version(1_696_374_425_000, 1)
         );
         assert_eq!(moment("1696374425000:1"), version(1_696_374_425_000, 1));
         assert_eq!(moment("1696374425000:1:a:b"), version(1_696_374_425_000, 1));
-        assert_eq!(moment("1970-01-01T00:00:01Z"), Ok(Moment::Time(1000)));
-        assert!(matches!(moment("10m"), Ok(Moment::Time(_))));
+        assert_eq!(moment("1970-01-01T00:00:01Z"), exactly(Moment::Time(1000)));
+        assert_eq!(moment("10m"), Ok(Given::Ago(600_000)));
         for wrong in [
             "12:30",
             "12:30:15",
@@ -112,8 +168,39 @@ mod tests {
             "",
             ":",
             "soon",
+            "-5m",
         ] {
             assert!(moment(wrong).is_err(), "{wrong}");
         }
+    }
+
+    /// After a step back of the wall clock the last records are in its future.
+    #[test]
+    fn ago_counts_from_the_time_of_the_store() {
+        let directory = tempfile::tempdir().unwrap();
+        let flags = Flags {
+            data: Some(directory.path().join("data")),
+            ..Flags::default()
+        };
+        let storage = Config::load(flags).unwrap().storage;
+        let ahead_ms = wall_ms() + 50_000;
+        let (disk, _) = data_directory::recover(&storage)
+            .unwrap()
+            .start(&LogListener::default())
+            .unwrap();
+        Recorder::new(disk.clone(), Vec::new(), None).started(1, ahead_ms, Mode::Embedded);
+        disk.log().close().unwrap();
+
+        let past = Past::open(&storage.directory).unwrap();
+        let moment = |given: Given<Moment>| given.within(&past).unwrap();
+        let at = |ms| Some(Moment::Time(ms));
+        assert_eq!(moment(Given::Ago(0)), at(ahead_ms));
+        assert_eq!(moment(Given::Ago(1000)), at(ahead_ms - 1000));
+        assert_eq!(moment(Given::Ago(u64::MAX)), at(0));
+        let exactly = |ms| moment(Given::Exactly(Moment::Time(ms)));
+        assert_eq!(exactly(ahead_ms), at(ahead_ms));
+        assert_eq!(exactly(ahead_ms + 1), None, "still to come");
+        let bound = Given::<Bound>::Ago(1000).within(&past).unwrap();
+        assert_eq!(bound, Bound::Time(ahead_ms - 1000));
     }
 }

@@ -2,6 +2,7 @@
 //! durable and notifications are repeated after a start. With the embedded broker they are not.
 
 mod clock_steps;
+mod lost_versions;
 
 use std::sync::Arc;
 
@@ -205,47 +206,6 @@ fn only_events_that_end_a_watch_write_a_record() {
         .cloned()
         .collect();
     assert_eq!(watching, [first]);
-}
-
-/// A crash loses what follows the last urgent write. Versions rise nevertheless, and clients whose
-/// clock is ahead do not make each write wait for its own flush.
-#[test]
-fn start_skips_the_versions_of_lost_writes() {
-    let mut store = RecordedStore::new(Mode::Embedded);
-    let before = store.records.urgent();
-    let mut durable = store.records.all().len();
-    for (ahead_ms, urgent) in [
-        (0, 0),
-        (1000, 0),
-        (1001, 1),
-        (1001, 1),
-        (2001, 1),
-        (2002, 2),
-        (60_000, 3),
-        (60_000, 3),
-    ] {
-        store.client_ms = START_MS + ahead_ms;
-        let known = store.records.urgent();
-        let (effects, _) = store.request(1, &["SET", "k", "v"]);
-        let now = store.records.urgent();
-        assert_eq!(now - before, urgent, "{ahead_ms} ms ahead");
-        if now > known {
-            durable = store.records.all().len();
-        }
-        let mut image = Image::new(retention(Mode::Embedded));
-        for record in &store.records.all()[..durable] {
-            image.record(record).expect("the store wrote this record");
-        }
-        // The process starts again a millisecond later.
-        image.skip_unrecorded_versions(START_MS + 1);
-        let skipped = image.state.hlc.last();
-        let lost = effects.answer.and_then(|it| it.version);
-        assert!(Some(skipped) >= lost, "{ahead_ms} ms ahead");
-        assert!(
-            skipped.wall <= START_MS + 60_001,
-            "clients refuse later ones"
-        );
-    }
 }
 
 #[test]

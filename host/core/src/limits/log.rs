@@ -1,8 +1,8 @@
 //! Pieces of snapshots, notifications that a start sends again, and versions that it skips.
 
-/// How far ahead of the store's clock a version may be that is answered before its record is
-/// durable. A start after a crash skips this much time, so the clocks of most clients should be
-/// within it, and the next versions should not be much ahead.
+/// How far ahead of the wall clock, and of what is durable, a version may be that is answered
+/// before its record is durable. A start after a crash skips this much time, so the clocks of most
+/// clients should be within it, and the next versions should not be much ahead.
 pub const UNRECORDED_AHEAD_MS_MAX: u64 = 1000;
 
 /// Expired keys whose watchers a start behind a foreign broker notifies again, because the earlier

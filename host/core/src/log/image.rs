@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use super::codec::{Malformed, Reader};
 use super::entries::Entries;
 use super::record::{self, Handled, PolicyRecord, Record};
+use super::skipped_to_ms;
 use super::snapshot::{
     self, ENTRIES, META, MODULE, Meta, OWNED_ENTRIES, REMEMBERED, SESSIONS, UNKNOWN, WATCHES,
 };
@@ -392,13 +393,16 @@ impl Image {
     }
 
     /// Skips the versions that may have been answered but are not on the disk. Must be called at a
-    /// start after a crash if answers left before their records were durable.
-    pub fn skip_unrecorded_versions(&mut self, now_ms: u64) {
-        let last = self.state.hlc.last().wall;
-        let skipped_to = last.max(now_ms) + limits::UNRECORDED_AHEAD_MS_MAX + 1;
-        let wall = skipped_to.min(last.max(now_ms + limits::SKEW_MS_MAX));
+    /// start after a crash if answers left before their records were durable. `wall_ms` is the wall
+    /// clock, in milliseconds since 1970. If it was set back since the crash, a version may be
+    /// assigned twice.
+    pub fn skip_unrecorded_versions(&mut self, wall_ms: u64) {
+        let last = self.state.hlc.last();
+        // A client that has a lost version must learn that it was revoked.
+        self.state.recent.note_start(last);
+        let wall = skipped_to_ms(last.wall, self.now_ms.max(wall_ms));
         let skipped = Stamp { wall, counter: 0 };
-        self.state.hlc = Hlc::at(self.state.hlc.last().max(skipped));
+        self.state.hlc = Hlc::at(last.max(skipped));
     }
 
     /// Builds the tables from the entries of the snapshot. They are sorted, so this is much faster

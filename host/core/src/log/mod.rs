@@ -21,6 +21,23 @@ pub use records::Records;
 pub use snapshot::{Block, Meta, Progress, module_block, read_block, sessions as sessions_block};
 pub use statehouse_protocol::LogPosition;
 
+use crate::limits;
+
+/// The time up to which a start after a crash skips versions, if the disk or the wall clock shows a
+/// version of `version_ms` and a time of `now_ms`. Clients refuse versions that are much later than
+/// the time, so it has an upper limit.
+///
+/// An answer with a version of this time or later must wait for the disk, or a start could assign
+/// the version again. Neither argument may make the result smaller when it rises: the start may
+/// know more than the recorder did.
+fn skipped_to_ms(version_ms: u64, now_ms: u64) -> u64 {
+    let skipped_to = version_ms
+        .max(now_ms)
+        .saturating_add(limits::UNRECORDED_AHEAD_MS_MAX + 1);
+    let latest = version_ms.max(now_ms.saturating_add(limits::SKEW_MS_MAX));
+    skipped_to.min(latest)
+}
+
 /// What may be appended to a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JournalRoom {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::record::{self, PolicyRecord, Source};
 use super::unreleased::Unreleased;
-use super::{Journal, LogPosition};
+use super::{Journal, LogPosition, skipped_to_ms};
+use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::Assignment;
 use crate::request::Request;
@@ -21,9 +22,12 @@ pub struct Recorder {
     assignment: Option<Assignment>,
     /// The position of the last record.
     last: LogPosition,
-    /// The time of the last version whose answer waited for the disk because it was ahead of the
-    /// clock.
-    ahead_ms: u64,
+    /// How far the wall clock is behind the time of the steps.
+    wall_behind_ms: u64,
+    /// The version and the time of the last record whose outputs waited for the disk because a
+    /// start after a crash might not have skipped the version.
+    waited_version_ms: u64,
+    waited_now_ms: u64,
     unreleased: Unreleased,
     swept: Vec<u8>,
     watches: Vec<u8>,
@@ -43,7 +47,9 @@ impl Recorder {
             active,
             assignment: None,
             last: LogPosition(0),
-            ahead_ms: 0,
+            wall_behind_ms: 0,
+            waited_version_ms: 0,
+            waited_now_ms: 0,
             unreleased: Unreleased::default(),
             swept: Vec::new(),
             watches: Vec::new(),
@@ -54,6 +60,12 @@ impl Recorder {
     /// The position of the last record.
     pub fn last(&self) -> LogPosition {
         self.last
+    }
+
+    /// Sets how far the wall clock is behind the time of the next steps, in milliseconds. After a
+    /// crash the records of that time may be lost, and then a start knows only the wall clock.
+    pub fn set_wall_behind(&mut self, wall_behind_ms: u64) {
+        self.wall_behind_ms = wall_behind_ms;
     }
 
     /// The log.
@@ -182,7 +194,11 @@ impl Recorder {
         if let (Some(request), Some(handled)) = (request, handled) {
             self.encode(request, handled);
         }
-        let is_ahead = handled.is_some_and(|it| self.note_ahead(it));
+        // The last version of the step. The sweep precedes the request.
+        let swept_to = swept.map(|it| (it.clock, it.now_ms));
+        let handled_to = handled.map(|it| (it.clock, it.remembered.context.now_ms));
+        let is_ahead = (handled_to.or(swept_to))
+            .is_some_and(|(version, now_ms)| self.note_ahead(version, now_ms));
         let journal = &self.journal;
         self.unreleased.release(journal.released());
         let mut records = [&self.swept[..], &self.watches, &self.handled];
@@ -202,15 +218,15 @@ impl Recorder {
         self.last
     }
 
-    /// Whether the answer must wait for the disk because its version is far ahead of the clock. A
-    /// start after a crash skips only versions that are at most
-    /// [`limits::UNRECORDED_AHEAD_MS_MAX`] ahead of the clock or of what is on the disk.
-    fn note_ahead(&mut self, handled: &Handled) -> bool {
-        let wall = handled.clock.wall;
-        let known = self.ahead_ms.max(handled.remembered.context.now_ms);
-        let is_ahead = wall > known.saturating_add(limits::UNRECORDED_AHEAD_MS_MAX);
+    /// Whether the outputs of a step must wait for the disk because of its version: a start after a
+    /// crash skips only versions that are little ahead of the wall clock or of what is on the disk.
+    /// The store's time does not count, because the records that show it may be lost.
+    fn note_ahead(&mut self, version: Stamp, now_ms: u64) -> bool {
+        let wall_ms = now_ms.saturating_sub(self.wall_behind_ms);
+        let known_ms = self.waited_now_ms.max(wall_ms);
+        let is_ahead = version.wall >= skipped_to_ms(self.waited_version_ms, known_ms);
         if is_ahead {
-            self.ahead_ms = wall;
+            (self.waited_version_ms, self.waited_now_ms) = (version.wall, now_ms);
         }
         is_ahead
     }
