@@ -11,7 +11,10 @@ use std::{
     future::{Future, pending, poll_fn},
     net::SocketAddr,
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Poll,
 };
 
@@ -54,25 +57,35 @@ pub(crate) async fn run<R, W>(
     let peer = door.peer;
     let deadline = tokio::time::Instant::now() + limits.connect_timeout;
     let mut buffer = BytesMut::new();
-    let connecting = receive_connect(broker, &mut reader, &mut buffer, &limits, peer, deadline);
-    let connect = tokio::select! {
-        biased;
-        () = place.evicted() => return broker.turn_away(peer),
-        connect = connecting => connect,
-    };
-    drop(place);
-    let connect = match connect {
-        Ok(connect) => connect,
-        Err(None) => return,
-        Err(Some(refusal)) => {
-            return send_refusal(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
+    let is_refused = AtomicBool::new(false);
+    let arriving = async {
+        match receive_connect(broker, &mut reader, &mut buffer, &limits, peer, deadline).await {
+            Ok(connect) => Some(connect),
+            Err(refusal) => {
+                is_refused.store(true, Ordering::Relaxed);
+                send_refusal(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
+                None
+            }
         }
     };
+    let connect = tokio::select! {
+        biased;
+        () = place.evicted() => {
+            // A refusal that is still being sent has been reported.
+            if !is_refused.load(Ordering::Relaxed) {
+                broker.turn_away(peer);
+            }
+            return close_at_once(&mut writer).await;
+        }
+        connect = arriving => connect,
+    };
+    drop(place);
+    let Some(connect) = connect else { return };
     // During a long start a client may give up and connect again. Its earlier connection must not
     // take the session over, even if it is read last.
     if broker.is_connected(&connect.client_id) && is_closed(&mut reader, &mut buffer).await {
         tracing::debug!(%peer, "closed before its CONNECT was read");
-        return;
+        return close_at_once(&mut writer).await;
     }
     let output = Arc::new(Output::new(
         limits.output_bytes_high,
@@ -104,7 +117,7 @@ pub(crate) async fn run<R, W>(
 }
 
 /// Waits for the CONNECT until the deadline. If there is none, or an invalid one, reports that and
-/// returns the bytes of the answer, if the client gets one.
+/// returns the bytes of the answer: none if the client gets no answer.
 async fn receive_connect<R: AsyncRead + Unpin>(
     broker: &Broker,
     reader: &mut R,
@@ -112,8 +125,8 @@ async fn receive_connect<R: AsyncRead + Unpin>(
     limits: &Limits,
     peer: SocketAddr,
     deadline: tokio::time::Instant,
-) -> Result<Connect, Option<BytesMut>> {
-    let memory = broker.connects().add_connection();
+) -> Result<Connect, BytesMut> {
+    let memory = broker.connects().add_connection(None);
     let first = read_connect(reader, buffer, limits, memory);
     let first = timeout_at(deadline, first).await;
     let report = |reason, text| {
@@ -135,13 +148,13 @@ async fn receive_connect<R: AsyncRead + Unpin>(
         }
         Ok(None) => {
             tracing::debug!(%peer, "closed without a CONNECT");
-            Err(None)
+            Err(BytesMut::new())
         }
         Err(_) => {
             // The client gets no answer, since the standard has no code for this.
             let text = "its CONNECT took too long";
             report(ReasonCode::UNSPECIFIED_ERROR, text);
-            Err(None)
+            Err(BytesMut::new())
         }
     }
 }
@@ -156,17 +169,14 @@ async fn is_closed<R: AsyncRead + Unpin>(reader: &mut R, buffer: &mut BytesMut) 
     matches!(read, Poll::Ready(Ok(0) | Err(_))) && buffer.is_empty()
 }
 
-/// The bytes of the answer to an invalid CONNECT; `None` if it gets no answer.
-fn connect_refusal(violation: Violation, answer: Answer) -> Option<BytesMut> {
+/// The bytes of the answer to an invalid CONNECT; empty if it gets no answer.
+fn connect_refusal(violation: Violation, answer: Answer) -> BytesMut {
     let mut refusal = BytesMut::new();
-    match answer {
-        Answer::None => return None,
-        Answer::Connack { version, bytes_max } => {
-            let Violation { reason, text } = violation;
-            codec::connack_refused(&mut refusal, version, reason, Some(text), bytes_max);
-        }
+    if let Answer::Connack { version, bytes_max } = answer {
+        let Violation { reason, text } = violation;
+        codec::connack_refused(&mut refusal, version, reason, Some(text), bytes_max);
     }
-    Some(refusal)
+    refusal
 }
 
 /// Reads the CONNECT, or finds what is wrong with it; `None` if the client closed the stream.
@@ -261,6 +271,8 @@ async fn serve_accepted<R, W>(
         read_arrived(&mut reader, &mut buffer, &limits).await;
     }
     dispatch.end(&mut buffer);
+    // A large packet in it no longer counts in the limit of all connections.
+    buffer = BytesMut::new();
     drop(attached);
     let written = writer.finish(&output, limits.close_timeout).await;
     if written && ended != Ended::ByPeer {
@@ -279,7 +291,7 @@ async fn read_arrived<R: AsyncRead + Unpin>(
     _ = timeout(READ_AFTER_FAILURE_MAX, reader.read_buf(buffer)).await;
 }
 
-/// Sends a refusal to a client that gets no connection.
+/// Ends the stream of a client that gets no connection, after its refusal if there is one.
 async fn send_refusal<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     reader: &mut R,
     writer: &mut W,
@@ -287,6 +299,7 @@ async fn send_refusal<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     limits: &Limits,
     refusal: &[u8],
 ) {
+    *buffer = BytesMut::new();
     let answer = async {
         writer.write_all(refusal).await?;
         writer.shutdown().await
@@ -294,6 +307,18 @@ async fn send_refusal<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     if let Ok(Ok(())) = timeout(limits.close_timeout, answer).await {
         linger(reader, buffer, limits).await;
     }
+}
+
+/// Ends a stream whose place another connection needs: TLS and WebSocket send their last bytes if
+/// the socket takes them now.
+pub(crate) async fn close_at_once<W: AsyncWrite + Unpin>(writer: &mut W) {
+    let mut closing = pin!(writer.shutdown());
+    poll_fn(|context| {
+        // Whether it is done or failed, the caller drops the stream.
+        _ = closing.as_mut().poll(context);
+        Poll::Ready(())
+    })
+    .await;
 }
 
 /// Reads and discards until the client closes. Closing a socket with unread bytes resets it, and

@@ -14,12 +14,14 @@ mod decoding;
 mod held_packet;
 mod relief;
 mod topic_aliases;
+mod waiting;
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use bytes::BytesMut;
-use held_packet::{copy, detach, is_immediate, packet_bytes, request_bytes};
+use held_packet::{copy, is_immediate, request_bytes};
 use topic_aliases::TopicAliases;
+use waiting::WaitingPackets;
 
 use crate::{
     Access, Broker, Claim, Message, Origin, ProtocolVersion, ReasonCode, Refused, Request, Service,
@@ -84,10 +86,12 @@ pub(crate) struct Dispatch {
     /// How many PUBLISHes the client of a resumed session may repeat beyond the rate limits.
     repetitions_left: u16,
     /// Packets that were decoded but not handled.
-    packets: VecDeque<(Packet, Claim)>,
+    packets: WaitingPackets,
     /// What the buffer held behind `packets`: how the turn ends once these are handled.
     behind: Result<Turn, Violation>,
     requests: Vec<Request>,
+    /// The memory of `requests`.
+    requests_bytes: usize,
     /// Whether a DISCONNECT or a violation was handled: packets behind it do not count.
     is_over: bool,
     /// Whether the last turn ended with [`Turn::Paused`].
@@ -98,10 +102,9 @@ pub(crate) struct Dispatch {
     may_hold_more: bool,
     /// Whether waiting packets own their memory. A slice would pin a whole read buffer.
     detached: bool,
-    /// The memory of waiting packets while paused.
-    held_bytes: usize,
-    /// Acknowledgements and pings that came behind waiting packets.
-    immediate: Vec<(Packet, Claim)>,
+    /// Acknowledgements and pings that came behind waiting packets. Nothing more is decoded until
+    /// all are handled.
+    immediate: VecDeque<(Packet, Claim)>,
     /// The results of the filters of the SUBSCRIBE or UNSUBSCRIBE whose rest is the next packet.
     filter_results: FilterResults,
     auth: Option<Auth>,
@@ -132,16 +135,16 @@ impl Dispatch {
                 true => limits.receive_max,
                 false => 0,
             },
-            packets: VecDeque::new(),
+            packets: WaitingPackets::default(),
             behind: Ok(Turn::Drained),
             requests: Vec::new(),
+            requests_bytes: 0,
             is_over: false,
             paused: false,
             held_bytes_max: limits.paused_bytes_max(),
             may_hold_more: true,
             detached: false,
-            held_bytes: 0,
-            immediate: Vec::new(),
+            immediate: VecDeque::new(),
             filter_results: FilterResults::default(),
             auth: None,
             nagle: Nagle::default(),
@@ -163,13 +166,13 @@ impl Dispatch {
         }
         let mut handled = self.handle(now);
         self.paused = handled == Ok(Some(Turn::Paused));
-        self.count_held_bytes();
         if self.paused && !self.accepts_input() && !self.has_more_to_decode() {
             handled = self.relieve(now).map(Some);
-            self.count_held_bytes();
         }
-        if self.packets.is_empty() {
-            self.packets.shrink_to(SPARE_ENTRIES_MAX);
+        debug_assert!(self.is_counted());
+        self.packets.trim();
+        if self.immediate.is_empty() {
+            self.immediate.shrink_to(SPARE_ENTRIES_MAX);
         }
         match handled.and_then(|turn| turn.map_or(self.behind, Ok)) {
             // Acknowledgements may be among the packets that are still in the buffer.
@@ -194,8 +197,7 @@ impl Dispatch {
         if self.is_over {
             return;
         }
-        let waiting = std::mem::take(&mut self.packets);
-        let waiting = waiting.into_iter().map(|(packet, _)| packet);
+        let waiting = std::mem::take(&mut self.packets).into_packets();
         let behind = std::iter::from_fn(|| match self.behind {
             Ok(_) => codec::decode(buffer, self.bounds).ok().flatten(),
             Err(_) => None,
@@ -211,17 +213,18 @@ impl Dispatch {
         }
     }
 
-    fn count_held_bytes(&mut self) {
-        self.held_bytes = 0;
-        if self.paused {
-            let packets = self.packets.iter().map(|(packet, _)| packet_bytes(packet));
-            self.held_bytes = packets.chain(self.requests.iter().map(request_bytes)).sum();
+    /// The memory of waiting packets while paused, in bytes.
+    pub(crate) fn held_bytes(&self) -> usize {
+        match self.paused {
+            true => self.packets.bytes() + self.requests_bytes,
+            false => 0,
         }
     }
 
-    /// The memory of waiting packets, in bytes.
-    pub(crate) fn held_bytes(&self) -> usize {
-        self.held_bytes
+    /// Whether the counts are those of all waiting packets.
+    fn is_counted(&self) -> bool {
+        let requests = self.requests.iter().map(request_bytes);
+        self.packets.is_counted() && self.requests_bytes == requests.sum::<usize>()
     }
 
     /// Sets whether the total of all connections has room for more waiting packets.
@@ -236,7 +239,7 @@ impl Dispatch {
     }
 
     fn decodes_while_paused(&self) -> bool {
-        self.paused && self.behind.is_ok() && self.held_bytes < self.held_bytes_max
+        self.paused && self.behind.is_ok() && self.held_bytes() < self.held_bytes_max
     }
 
     /// Whether the buffer may hold further packets that a paused connection decodes.
@@ -248,7 +251,7 @@ impl Dispatch {
     /// before it are handled: the buffer does not hold it any more, so it would be lost.
     fn must_fill(&self) -> bool {
         let is_empty = self.packets.is_empty() && self.behind.is_ok();
-        is_empty && !self.paused || self.decodes_while_paused()
+        self.immediate.is_empty() && (is_empty && !self.paused || self.decodes_while_paused())
     }
 
     /// Whether to send a TCP acknowledgement for the last read at once, since no answer carries it.
@@ -266,12 +269,14 @@ impl Dispatch {
     fn handle(&mut self, now: Instant) -> Result<Option<Turn>, Violation> {
         let broker = self.broker.clone();
         let mut core = broker.lock();
-        let mut result = self.handle_locked(now, &mut core);
+        let work_end = core.work() + WORK_PER_TURN_MAX;
+        let mut result = self.handle_locked(now, work_end, &mut core);
         drop(core);
         if result == Ok(None) && self.behind.is_ok() {
             let took = self.hand_over();
             if !self.requests.is_empty() {
-                result = self.wait(took, now, &mut broker.lock()).map(Some);
+                let mut core = broker.lock();
+                result = self.wait(took, now, work_end, &mut core).map(Some);
             }
         }
         if !matches!(result, Ok(None | Some(Turn::Cut | Turn::Paused))) || self.is_at_violation() {
@@ -289,14 +294,16 @@ impl Dispatch {
     fn handle_locked(
         &mut self,
         now: Instant,
+        work_end: u64,
         core: &mut Guard<'_>,
     ) -> Result<Option<Turn>, Violation> {
         let (key, connection) = (self.session, self.origin.connection);
         if !core.is_open(key, connection) {
             return Ok(Some(Turn::Over));
         }
-        let work_end = core.work() + WORK_PER_TURN_MAX;
-        self.handle_immediate(now, core)?;
+        if !self.handle_immediate(now, work_end, core)? {
+            return Ok(Some(Turn::Cut));
+        }
         // Requests that the last turn left.
         let mut must_hand_over = !self.requests.is_empty();
         loop {
@@ -306,7 +313,7 @@ impl Dispatch {
                     return Ok(Some(Turn::Over));
                 }
                 if !self.requests.is_empty() {
-                    return self.wait(took, now, core).map(Some);
+                    return self.wait(took, now, work_end, core).map(Some);
                 }
             }
             if !core.continue_retained_searches(key, connection, work_end, now)
@@ -325,16 +332,16 @@ impl Dispatch {
             let is_request = is_publish && claim == Claim::Take;
             must_hand_over = !is_request && !is_immediate(&packet) && !self.requests.is_empty();
             if must_hand_over {
-                self.packets.push_front((packet, claim));
+                self.packets.push_front(packet, claim);
                 continue;
             }
             if is_publish && !core.has_room_for_publish(key) {
-                self.packets.push_front((packet, claim));
-                return self.wait(false, now, core).map(Some);
+                self.packets.push_front(packet, claim);
+                return self.wait(false, now, work_end, core).map(Some);
             }
             core.work_done(work::PACKET);
             if matches!(packet, Packet::Disconnect(_)) {
-                self.packets.clear();
+                self.packets = WaitingPackets::default();
             }
             let is_auth = matches!(packet, Packet::Auth(_));
             if self.handle_packet(packet, claim, now, core)? {
@@ -360,22 +367,23 @@ impl Dispatch {
     }
 
     /// How the turn ends if packets must wait: continue in the next turn if the service took some
-    /// requests, else pause until the client or the service can take more.
-    fn wait(&mut self, took: bool, now: Instant, core: &mut Guard<'_>) -> Result<Turn, Violation> {
+    /// requests or the work of this turn is used up, else pause until the client or the service can
+    /// take more.
+    fn wait(
+        &mut self,
+        took: bool,
+        now: Instant,
+        work_end: u64,
+        core: &mut Guard<'_>,
+    ) -> Result<Turn, Violation> {
         if took {
             return Ok(Turn::Cut);
         }
         if !self.paused {
-            for _ in 0..self.packets.len() {
-                let Some((packet, claim)) = self.packets.pop_front() else {
-                    break;
-                };
-                match is_immediate(&packet) {
-                    true => self.immediate.push((packet, claim)),
-                    false => self.packets.push_back((packet, claim)),
-                }
+            self.packets.move_immediate(&mut self.immediate);
+            if !self.handle_immediate(now, work_end, core)? {
+                return Ok(Turn::Cut);
             }
-            self.handle_immediate(now, core)?;
         }
         self.detach_waiting();
         Ok(Turn::Paused)
@@ -384,16 +392,25 @@ impl Dispatch {
     /// Copies what waits for long into memory of its own.
     fn detach_waiting(&mut self) {
         if !std::mem::replace(&mut self.detached, true) {
-            self.packets.iter_mut().for_each(|(it, _)| detach(it));
+            self.packets.detach();
             for it in &mut self.requests {
                 copy(&mut it.topic, &mut it.payload, &mut it.properties);
             }
         }
     }
 
-    fn handle_immediate(&mut self, now: Instant, core: &mut Guard<'_>) -> Result<(), Violation> {
-        let mut packets = std::mem::take(&mut self.immediate);
-        for (packet, claim) in packets.drain(..) {
+    /// Handles acknowledgements and pings. Returns false if some are left when the work of this
+    /// turn is used up.
+    fn handle_immediate(
+        &mut self,
+        now: Instant,
+        work_end: u64,
+        core: &mut Guard<'_>,
+    ) -> Result<bool, Violation> {
+        while core.work() < work_end {
+            let Some((packet, claim)) = self.immediate.pop_front() else {
+                return Ok(true);
+            };
             core.checkpoint();
             core.work_done(work::PACKET);
             if let Packet::Pubrel(ack) = &packet {
@@ -401,8 +418,7 @@ impl Dispatch {
             }
             self.handle_packet(packet, claim, now, core)?;
         }
-        self.immediate = packets;
-        Ok(())
+        Ok(self.immediate.is_empty())
     }
 
     /// Returns true if the client has disconnected.
@@ -425,7 +441,9 @@ impl Dispatch {
                     if let Begun::HandOver(token) =
                         core.begin_request(key, connection, publish.packet_id, publish.qos)?
                     {
-                        self.requests.push(request(publish, token));
+                        let request = request(publish, token);
+                        self.requests_bytes += request_bytes(&request);
+                        self.requests.push(request);
                     }
                 }
                 Claim::Refuse(reason, text) => {
@@ -453,8 +471,7 @@ impl Dispatch {
                 core.subscribe(key, connection, &subscribe, results, rest.is_empty());
                 if !rest.is_empty() {
                     subscribe.filters = rest;
-                    self.packets
-                        .push_front((Packet::Subscribe(subscribe), claim));
+                    self.packets.push_front(Packet::Subscribe(subscribe), claim);
                 }
             }
             Packet::Unsubscribe(mut unsubscribe) => {
@@ -463,8 +480,8 @@ impl Dispatch {
                 core.unsubscribe(key, connection, &unsubscribe, results, rest.is_empty());
                 if !rest.is_empty() {
                     unsubscribe.filters = rest;
-                    self.packets
-                        .push_front((Packet::Unsubscribe(unsubscribe), claim));
+                    let rest = Packet::Unsubscribe(unsubscribe);
+                    self.packets.push_front(rest, claim);
                 }
             }
             Packet::Pingreq => core.ping(key, connection),
@@ -487,7 +504,11 @@ impl Dispatch {
         if self.requests.is_empty() {
             self.requests.shrink_to(SPARE_ENTRIES_MAX);
         }
-        self.requests.len() < before
+        let took = self.requests.len() < before;
+        if took {
+            self.requests_bytes = self.requests.iter().map(request_bytes).sum();
+        }
+        took
     }
 
     fn hand_over_all(&mut self) {

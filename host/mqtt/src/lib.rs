@@ -45,6 +45,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod accept_failures;
 mod access;
 mod admission;
 mod barrier;
@@ -90,6 +91,7 @@ mod topic;
 mod version;
 mod write_batch;
 
+pub use accept_failures::AcceptFailures;
 pub use access::{
     Access, Admission, Anyone, Attempt, Deciding, Door, Enhanced, Identity, Proof, Verdict,
 };

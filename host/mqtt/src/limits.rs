@@ -32,8 +32,9 @@ pub struct Limits {
     /// Size of any other packet, sent in CONNACK. Values of 1 MiB with their envelope fit. Must not
     /// exceed 268 435 455, the largest possible packet: some clients refuse to read more.
     pub packet_bytes_max: usize,
-    /// Bytes of incomplete packets of all clients together. Small packets are not counted. A client
-    /// that would exceed it is disconnected with 0x97.
+    /// Bytes of incomplete packets of all clients together. Small packets are not counted. If a
+    /// client would exceed it, clients without progress for 30 seconds are disconnected with 0x97,
+    /// or else this client.
     pub packet_bytes_total_max: usize,
     /// Length of a client identifier. MQTT requires support for 23 bytes; some clients use whole
     /// paths.
@@ -349,6 +350,14 @@ const PARTS_PER_PAUSED: usize = 16;
 /// PINGREQ within a large packet.
 pub(crate) const SIGN_OF_LIFE_BYTES: usize = 1 << 10;
 
+/// How long a connection must make no progress with its large packet before it is ended for others:
+/// longer than the broker itself may not read from it ([`BRAKE_TIME_MAX`], and the wait for a
+/// lease).
+pub(crate) const STALLED_PACKET_TIME: Duration = Duration::from_secs(30);
+
+/// How long a connection whose keep alive has passed waits for a packet that is in its socket.
+pub(crate) const LATE_PACKET_WAIT: Duration = Duration::from_millis(10);
+
 /// Maximum wait of a paused connection before it checks whether it can continue: the room that it
 /// waits for may depend on other connections or the service.
 pub(crate) const PAUSE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -420,6 +429,9 @@ pub(crate) const BRAKE_PAUSE_MIN: Duration = Duration::from_millis(2);
 
 /// Last interval: long, so that thousands of paused connections take no time from those that read.
 pub(crate) const BRAKE_PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// The time between two log lines about connections that cannot be accepted.
+pub(crate) const ACCEPT_LOG_PAUSE: Duration = Duration::from_secs(60);
 
 /// How often the wall clock is read. A gateway without a battery sees its clock step after each
 /// start; recorded times are wrong for at most this long.

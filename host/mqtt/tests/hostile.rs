@@ -3,12 +3,24 @@
 
 mod common;
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use common::*;
-use statehouse_mqtt::{Broker, Limits, Message, QoS, ReasonCode, RefusalCount, Refused, Stats};
+use statehouse_mqtt::{
+    Broker, Door, Limits, Message, QoS, ReasonCode, RefusalCount, Refused, Stats,
+};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf},
     net::TcpListener,
     time::timeout,
 };
@@ -414,4 +426,117 @@ async fn incomplete_packets_stay_within_their_total_memory() {
     }
     assert!((1..3).contains(&over), "{over} exceeded the limit");
     Client::tcp(address).await.hello("new", 0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_packet_without_progress_makes_room_for_another() {
+    let broker = broker(Limits {
+        packet_bytes_total_max: 300_000,
+        ..Limits::default()
+    });
+    // The header and half of the body of a PUBLISH with 60 000 bytes.
+    let begun = [&[0x30, 0xE0, 0xD4, 0x03][..], &[0; 30_000]].concat();
+    let mut holders = Vec::new();
+    let mut refused = loop {
+        let name = format!("holder-{}", holders.len());
+        let mut client = Client::duplex(&broker, 1 << 16).hello(&name, 0).await;
+        client.stream.write_all(&begun).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if broker.stats().connections <= holders.len() {
+            break client;
+        }
+        holders.push(client);
+    };
+    let over = Some(DisconnectReasonCode::QuotaExceeded);
+    assert_eq!(refused.disconnected().await, over, "all are recent");
+    assert!(holders.len() >= 3, "{}", holders.len());
+    // The first has a slow line. Its buffer has room to grow.
+    drop(holders.pop());
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    holders[0].stream.write_all(&[0; 1100]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let mut client = Client::duplex(&broker, 1 << 16).hello("large", 0).await;
+    client
+        .send(&[publish("t", Q::AtLeastOnce, 1, vec![0; 60_000])])
+        .await;
+    assert!(matches!(client.next().await, Some(Packet::PubAck(_))));
+    assert_eq!(holders[1].disconnected().await, over);
+    let stats = broker.stats();
+    assert_eq!((stats.connections, stats.disconnected), (holders.len(), 2));
+}
+
+/// A stream that notes its orderly end, at which TLS and WebSocket send their last bytes.
+struct Noted {
+    stream: DuplexStream,
+    has_ended: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Noted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Noted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.has_ended.store(true, Ordering::Relaxed);
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_without_connack_ends_in_order() {
+    let broker = broker(Limits {
+        connections_max: 2,
+        ..Limits::default()
+    });
+    let open = |last_byte: u8| {
+        let (ours, stream) = tokio::io::duplex(1024);
+        let has_ended = Arc::<AtomicBool>::default();
+        let noted = Noted {
+            stream,
+            has_ended: has_ended.clone(),
+        };
+        let peer = SocketAddr::from(([10, 0, 0, last_byte], 1));
+        let broker = broker.clone();
+        tokio::spawn(async move { broker.serve_connection(noted, Door::open(peer)).await });
+        (ours, has_ended)
+    };
+    let assert_ends = async |(mut stream, has_ended): (DuplexStream, Arc<AtomicBool>)| {
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).await.unwrap();
+        assert!(received.is_empty(), "{received:?}");
+        assert!(has_ended.load(Ordering::Relaxed));
+    };
+    let (mut foreign, has_ended) = open(1);
+    foreign.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    assert_ends((foreign, has_ended)).await;
+    assert_eq!(broker.stats().turned_away, 0);
+
+    let evicted = open(1);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let silent = open(1);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let _takes_its_place = open(2);
+    assert_ends(evicted).await;
+    assert_eq!(broker.stats().turned_away, 1);
+    assert_ends(open(3)).await;
+    assert_eq!(broker.stats().turned_away, 2);
+    assert_ends(silent).await;
 }

@@ -190,3 +190,26 @@ fn connect_with_all_properties_is_accepted() {
     client.disconnect();
     assert!(Client::connect(server.address(), &connect).session_present());
 }
+
+/// MQTT 5, section 3.1.2.10: a client is late if it sends nothing, not if the store does not run.
+#[test]
+fn paused_store_keeps_clients_whose_packets_wait_in_their_sockets() {
+    let server = Server::start();
+    let clients = (0..20).map(|number| {
+        let mut connect = Connect::new(&format!("client-{number}"));
+        connect.keep_alive_s = 1;
+        Client::connect(server.address(), &connect)
+    });
+    let mut clients: Vec<Client> = clients.collect();
+    server.signal("STOP");
+    for _ in 0..3 {
+        for client in &mut clients {
+            client.send(&packet::PINGREQ);
+        }
+        thread::sleep(Duration::from_secs(1));
+    }
+    server.signal("CONT");
+    for client in &mut clients {
+        client.ping();
+    }
+}

@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{Broker, SOCKETS};
 use crate::{
-    Attempt, Door, ReasonCode, Refusal, Refused, Verdict,
+    AcceptFailures, Attempt, Door, ReasonCode, Refusal, Refused, Verdict,
     clock::Clock,
     connection,
     limits::{LEASE_WAIT_MAX, WALL_CLOCK_LOOK},
@@ -30,6 +30,7 @@ impl Broker {
     /// be called for several listeners. Errors of single connections and a lack of file descriptors
     /// do not end it.
     pub async fn listen(&self, listener: TcpListener) -> io::Result<()> {
+        let mut failures = AcceptFailures::default();
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -41,7 +42,7 @@ impl Broker {
                     tokio::spawn(async move { broker.serve_socket(socket, peer).await });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
+                    failures.log(&error, "cannot accept a connection");
                     // Without file descriptors accept fails immediately, so wait before the next
                     // attempt.
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -83,8 +84,13 @@ impl Broker {
         self.serve(reader, writer, None, door).await;
     }
 
-    async fn serve<R, W>(&self, reader: R, writer: W, direct: Option<Arc<dyn Direct>>, door: Door)
-    where
+    async fn serve<R, W>(
+        &self,
+        reader: R,
+        mut writer: W,
+        direct: Option<Arc<dyn Direct>>,
+        door: Door,
+    ) where
         R: AsyncRead + Unpin + Send,
         W: AsyncWrite + Unpin + Send + 'static,
     {
@@ -95,13 +101,14 @@ impl Broker {
         let has_room =
             || taken <= self.limits().connections_max || self.0.arriving.evict_for(address);
         let Some(_permit) = permit.ok().filter(|_| has_room()) else {
-            return self.turn_away(door.peer);
+            self.turn_away(door.peer);
+            return connection::close_at_once(&mut writer).await;
         };
         let place = self.0.arriving.begin(address);
         // Created before the flag is read, so that a shutdown in between is not missed.
         let abort = self.0.abort.notified();
         if self.is_stopping() {
-            return;
+            return connection::close_at_once(&mut writer).await;
         }
         tokio::select! {
             () = connection::run(self, reader, writer, direct, door, place) => {}

@@ -13,10 +13,12 @@ use super::{
     read_buffer::{make_room, next_read_bytes, release},
 };
 use crate::{
+    ReasonCode,
     admission::{self, Credentials},
+    codec::Violation,
     dispatch::{Dispatch, Turn},
-    incomplete::counted_bytes,
-    limits::{PAUSE_CHECK_INTERVAL, READ_BYTES_MIN, SIGN_OF_LIFE_BYTES},
+    incomplete::{ConnectionBytes, counted_bytes},
+    limits::{LATE_PACKET_WAIT, PAUSE_CHECK_INTERVAL, READ_BYTES_MIN, SIGN_OF_LIFE_BYTES},
     persist::Brake,
 };
 
@@ -38,10 +40,12 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
         last_packet: begun,
         bytes: 0,
         max: silence_max,
+        is_late: false,
         timer,
     };
     let mut ask = READ_BYTES_MIN;
-    let mut memory = broker.packets().add_connection();
+    let connection = (attached.session, attached.origin.connection);
+    let mut memory = broker.packets().add_connection(Some(connection));
     let mut brake = broker.brake();
     // The size of the read buffer's allocation; `capacity` is only what is left of it.
     let mut allocated = buffer.capacity();
@@ -63,7 +67,7 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
         let bytes_max = || broker.limits().packet_bytes_total_max;
         let bytes = counted_bytes(buffer, allocated) + dispatch.held_bytes();
         let fits = memory.fits(bytes, bytes_max);
-        if !fits && !paused {
+        if !fits && !paused && !end_stalled(attached, &memory) {
             return attached.quota_exceeded(PACKETS_TOO_LARGE);
         }
         dispatch.set_may_hold_more(!memory.is_over(bytes_max));
@@ -83,6 +87,7 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
                 Ok(0) | Err(_) => return Ended::ByPeer,
                 Ok(count) => {
                     silence.bytes += count;
+                    memory.received(count);
                     ask = next_read_bytes(ask, count, attached.read_bytes_max);
                 }
             },
@@ -95,6 +100,12 @@ pub(super) async fn read<R: AsyncRead + Unpin>(
 /// The Reason String if incomplete and waiting packets exceed their limit.
 const PACKETS_TOO_LARGE: &str = "large packets of all clients exceed the memory limit: retry later";
 
+/// What a client without progress gets if others need its memory.
+const PACKETS_STALLED: Violation = Violation {
+    reason: ReasonCode::QUOTA_EXCEEDED,
+    text: "large packets of this client wait without progress, and others need the memory",
+};
+
 /// The Reason String if a client's requests can never continue.
 const READS_NOTHING: &str = "this client sends requests without reading their answers";
 
@@ -105,6 +116,8 @@ struct Silence<'a> {
     bytes: usize,
     /// The limit, if there is one.
     max: Option<Duration>,
+    /// Whether the limit has passed, and the socket gets a last look.
+    is_late: bool,
     /// Reset when it fires rather than at every packet.
     timer: Pin<&'a mut Sleep>,
 }
@@ -125,11 +138,17 @@ impl Silence<'_> {
         };
         loop {
             self.timer.as_mut().await;
-            let due = self.last_packet + max;
-            if due <= Instant::now() {
+            let (now, due) = (Instant::now(), self.last_packet + max);
+            if due > now {
+                self.is_late = false;
+                self.timer.as_mut().reset(due);
+            } else if mem::replace(&mut self.is_late, true) {
                 return;
+            } else {
+                // After a pause of the process (SIGSTOP, `docker pause`) timers are due before the
+                // runtime has looked at the sockets, where packets may wait.
+                self.timer.as_mut().reset(now + LATE_PACKET_WAIT);
             }
-            self.timer.as_mut().reset(due);
         }
     }
 }
@@ -206,6 +225,20 @@ async fn turns(
             Turn::Over => return Err(Ended::ByPeer),
         }
     }
+}
+
+/// Ends connections whose large packets make no progress, so that those of this one have room.
+/// Returns false if that does not suffice.
+fn end_stalled(attached: &Attached, memory: &ConnectionBytes<'_>) -> bool {
+    let broker = &attached.broker;
+    let Some(stalled) = memory.evict_stalled(broker.limits().packet_bytes_total_max) else {
+        return false;
+    };
+    let mut core = broker.lock();
+    for (session, connection) in stalled {
+        core.close_after_violation(session, connection, PACKETS_STALLED);
+    }
+    true
 }
 
 /// Whether a paused connection that is not read from can never continue, because its client reads

@@ -25,12 +25,12 @@ impl Dispatch {
             };
             self.needs_no_answer &= matches!(packet, Packet::Puback(_) | Packet::Pubcomp(_));
             if self.paused && is_immediate(&packet) {
-                self.immediate.push((packet, claim));
+                self.immediate.push_back((packet, claim));
             } else {
                 if self.detached {
                     detach(&mut packet);
                 }
-                self.packets.push_back((packet, claim));
+                self.packets.push_back(packet, claim);
             }
         }
         Ok(Turn::More)

@@ -4,30 +4,27 @@ use bytes::Bytes;
 
 use super::Dispatch;
 use crate::{
-    Message, Properties, QoS, Request,
+    Message, Properties, Request,
     broker::Guard,
     codec::{Filter, Packet, Publish},
     limits::MESSAGE_OVERHEAD_BYTES,
 };
 
 /// Waiting packets that are examined for one unit of work: some nanoseconds each.
-const WAITING_PER_WORK: u64 = 16;
+pub(super) const WAITING_PER_WORK: u64 = 16;
 
 impl Dispatch {
     /// Answers waiting PUBLISHes that repeat an unfinished one, before its PUBREL: behind the
     /// PUBREL they would be new messages. MQTT 3.1.1 allows repetitions at any time.
     pub(super) fn answer_repetitions(&mut self, packet_id: u16, core: &mut Guard<'_>) {
         let (key, connection) = (self.session, self.origin.connection);
-        if self.packets.is_empty() || !core.has_answered(key, connection, packet_id) {
+        if !self.packets.has_exactly_once(packet_id)
+            || !core.has_answered(key, connection, packet_id)
+        {
             return;
         }
         core.work_done(self.packets.len() as u64 / WAITING_PER_WORK);
-        let before = self.packets.len();
-        self.packets.retain(|(packet, _)| match packet {
-            Packet::Publish(it) => it.qos != QoS::ExactlyOnce || it.packet_id != packet_id,
-            _ => true,
-        });
-        for _ in self.packets.len()..before {
+        for _ in 0..self.packets.remove_exactly_once(packet_id) {
             core.answer_again(key, packet_id);
         }
     }

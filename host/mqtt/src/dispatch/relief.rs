@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::{
     Dispatch, Turn,
-    held_packet::{publish_bytes, request_bytes},
+    held_packet::{WAITING_PER_WORK, publish_bytes, request_bytes},
 };
 use crate::{
     Claim, ReasonCode,
@@ -75,31 +75,24 @@ impl Dispatch {
         core.checkpoint();
         core.work_done(work::PACKET);
         self.handle_packet(packet, claim, now, core)?;
-        // A request that has begun is still kept.
-        if self.requests.is_empty() {
-            self.held_bytes = self.held_bytes.saturating_sub(bytes);
-        }
         Ok(true)
     }
 
     /// Hands over requests that have begun, or refuses the first.
     fn relieve_requests(&mut self) -> bool {
-        let bytes = |requests: &[_]| requests.iter().map(request_bytes).sum::<usize>();
-        let before = bytes(&self.requests);
         let first = self.requests.first().map_or(0, request_bytes);
         let broker = self.broker.clone();
         let mut core = broker.lock();
-        let is_relieved = match core.relief(self.session, first) {
+        match core.relief(self.session, first) {
             Relief::Wait => false,
             Relief::Handle => core.unlocked(|| self.hand_over()),
             Relief::Refuse => {
+                core.work_done(work::PACKET + self.requests.len() as u64 / WAITING_PER_WORK);
                 let token = self.requests.remove(0).token;
+                self.requests_bytes -= first;
                 core.refuse_begun(self.session, token, NO_ROOM.0, NO_ROOM.1);
                 true
             }
-        };
-        let handled = before - bytes(&self.requests);
-        self.held_bytes = self.held_bytes.saturating_sub(handled);
-        is_relieved
+        }
     }
 }

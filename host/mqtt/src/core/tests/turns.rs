@@ -365,6 +365,54 @@ fn the_end_of_many_sessions_is_cut_into_holds() {
     assert_eq!(broker.stats().subscriptions, 0);
 }
 
+/// The packets of a client wait for its acknowledgement while its PUBRELs come.
+#[test]
+fn pubrels_behind_waiting_packets_are_cut_into_turns() {
+    const EXCHANGES: u16 = 500;
+    const WAITING: usize = 4000;
+    let limits = Limits {
+        queue_bytes_max: 10_000,
+        queue_bytes_reserve: 1000,
+        ..Limits::default()
+    };
+    let (broker, now) = (broker(limits), Instant::now());
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    peer.subscribe("a", Q::AtLeastOnce, now);
+    assert_eq!(peer.begin_exchanges(1..2 * EXCHANGES + 1, now), None);
+    broker.batch(|batch| batch.publish(Message::new("a", vec![0; 6000], QoS::AtLeastOnce)));
+    let unacknowledged = peer.messages()[0].pkid;
+    let waiting = vec![Packet::Publish(publish("t", Q::AtMostOnce, 0, "")); WAITING];
+    assert_eq!(peer.send(&waiting, now), Turn::Paused);
+    let release = |id| Packet::PubRel(wire::PubRel::new(id, None));
+
+    // No waiting packet is a repetition of these.
+    let packets: Vec<_> = (1..=EXCHANGES).map(release).collect();
+    let (turn, works) = peer.turns(&bytes(&packets), now);
+    assert_eq!(turn, Turn::Paused);
+    let work: u64 = works.iter().sum();
+    assert!(work < 2 * u64::from(EXCHANGES), "{works:?}");
+    assert_eq!(peer.receive().len(), packets.len());
+
+    let ids = EXCHANGES + 1..=2 * EXCHANGES;
+    let again = |id| {
+        let mut publish = publish("t", Q::ExactlyOnce, id, "");
+        publish.dup = true;
+        Packet::Publish(publish)
+    };
+    let packets: Vec<_> = ids.clone().map(again).chain(ids.map(release)).collect();
+    let (turn, works) = peer.turns(&bytes(&packets), now);
+    assert_eq!(turn, Turn::Paused);
+    let search = (WAITING as u64 + u64::from(EXCHANGES)) / 16;
+    assert!(are_bounded(&works, work::PACKET + search), "{works:?}");
+    assert!(works.len() >= 40, "{works:?}");
+    let received = peer.receive();
+    let [Packet::PubRec(_), Packet::PubComp(_), ..] = &received[..] else {
+        panic!("{received:?}");
+    };
+    assert_eq!(received.len(), packets.len());
+    assert_eq!(peer.send(&[puback(unacknowledged)], now), Turn::Drained);
+}
+
 /// A service that takes one request at a time and remembers its packet id.
 #[derive(Default)]
 struct OneByOne(Mutex<Vec<u16>>);
