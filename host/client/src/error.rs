@@ -11,7 +11,8 @@ pub enum Error {
     #[error("the store refused: {0}")]
     Refused(String),
     /// The broker acknowledged the request with a reason code of 0x80 or above (MQTT 5 section
-    /// 3.4.2.1), or did not grant a subscription. The request did not reach the store.
+    /// 3.4.2.1), delivered it to no store, or did not grant a subscription. The request did not
+    /// reach the store.
     #[error("the broker rejected the request: {0}")]
     Rejected(String),
     /// The broker refused the client: its password, its rights or its client id. The text gives the
@@ -36,7 +37,8 @@ pub enum Error {
 impl Error {
     /// Whether the broker delivered the request to no store. A store that restarts behind a foreign
     /// broker subscribes again later.
-    pub(crate) fn is_without_store(&self) -> bool {
+    #[must_use]
+    pub fn is_without_store(&self) -> bool {
         matches!(self, Self::Rejected(why) if why == NO_STORE)
     }
 }

@@ -23,6 +23,7 @@ use crate::duration::later;
 use crate::error::{Error, NO_STORE};
 use crate::limits;
 use crate::request::{Answer, Request, expiry_s};
+use crate::resp::printable;
 use crate::topics;
 use crate::version::Version;
 use crate::watch::{self, GapCause};
@@ -297,8 +298,8 @@ impl Session {
             PubAckReason::NoMatchingSubscribers => NO_STORE.to_owned(),
             other => {
                 let properties = ack.properties.as_ref();
-                let text = properties.and_then(|p| p.reason_string.clone());
-                text.unwrap_or_else(|| format!("{other:?}"))
+                let text = properties.and_then(|p| p.reason_string.as_ref());
+                text.map_or_else(|| format!("{other:?}"), |it| printable(it.as_bytes()))
             }
         };
         if let Some(request) = self.state().outlet.remove(number) {

@@ -177,7 +177,7 @@ async fn puback_with_an_error_code_fails_the_request() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
         let request = peer.request().await;
-        let text = Some("no correlation data");
+        let text = Some("no\ncorrelation\x1b[2J data");
         peer.acknowledge(&request, IMPLEMENTATION_SPECIFIC_ERROR, text)
             .await;
         let request = peer.request().await;
@@ -185,10 +185,9 @@ async fn puback_with_an_error_code_fails_the_request() {
             .await;
     };
     let caller = async {
-        assert_eq!(
-            client.get("k").await,
-            Err(Error::Rejected("no correlation data".into()))
-        );
+        // Control characters are replaced.
+        let text = "no\u{fffd}correlation\u{fffd}[2J data";
+        assert_eq!(client.get("k").await, Err(Error::Rejected(text.into())));
         assert!(matches!(client.get("k").await, Err(Error::Rejected(_))));
     };
     tokio::join!(store, caller);

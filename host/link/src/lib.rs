@@ -4,7 +4,8 @@
 //!
 //! The [`Owner`] of a session puts messages, which are published at QoS 1, into its [`Outlet`]. The
 //! outlet stores them in a ledger and passes them to rumqttc as far as the broker has room. [`run`]
-//! polls rumqttc and reports the results to the outlet and the owner. The owner receives incoming
+//! polls rumqttc and reports the results to the outlet and the owner. [`Attempts`] connect, to each
+//! address of a name. The owner receives incoming
 //! messages in order and completes them by hand if it wants to.
 //!
 //! Invariants:
@@ -18,6 +19,7 @@
 //! All faults of rumqttc 0.25 are handled here, and a comment names each of them.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod ledger;
 pub mod limits;
 mod link;
@@ -26,8 +28,11 @@ mod options;
 mod outlet;
 mod random;
 mod receipts;
+#[cfg(target_os = "linux")]
+mod relay;
 pub mod tls;
 
+pub use addresses::Attempts;
 pub use link::{Accepted, Arrival, End, Owner, Verdict, run};
 pub use loss::{
     describe, describe_certificate, describe_io, describe_reason, is_refusal, is_untrusted,

@@ -9,6 +9,15 @@ pub const KEEP_ALIVE_MIN: Duration = Duration::from_secs(5);
 /// Longest keep alive. MQTT encodes seconds in 16 bits.
 pub const KEEP_ALIVE_MAX: Duration = Duration::from_secs(65_535);
 
+/// Addresses of a name that are asked before an attempt to connect. A cluster has a few hosts.
+pub(crate) const ADDRESSES_MAX: usize = 4;
+
+/// How long an address may take to accept a TCP connection if the name has others.
+pub(crate) const PROBE_TIME: Duration = Duration::from_secs(1);
+
+/// How long the resolver may take to list the addresses of a name, before rumqttc asks it too.
+pub(crate) const RESOLVE_TIME: Duration = Duration::from_secs(1);
+
 /// How long a link that must end waits until its DISCONNECT is sent.
 pub const CLOSE_WAIT: Duration = Duration::from_secs(1);
 

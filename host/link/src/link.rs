@@ -10,6 +10,8 @@
 //!   one below that number.
 //! * It cannot read a PUBACK with a reason code that MQTT 5 defines for other packets, and does not
 //!   report its packet id. The ledger finds the message that was refused.
+//! * It connects to the addresses of a name within one time limit, always in the same order. See
+//!   [`crate::addresses`].
 //! * A write to a broker that does not read blocks for ever, and no PINGREQ is sent then. Each poll
 //!   has a time limit.
 
@@ -18,11 +20,13 @@ use std::time::Duration;
 
 use rumqttc::Outgoing as Sent;
 use rumqttc::v5::mqttbytes::v5::{ConnAck, Filter, Packet, PubAck, Publish, SubscribeReasonCode};
-use rumqttc::v5::{AsyncClient, Event, EventLoop, MqttOptions};
+use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop, MqttOptions};
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::addresses::Attempts;
 use crate::limits;
 use crate::loss::{Blame, describe_loss, is_rate_refusal, is_refusal, is_takeover, needs_rebuild};
 use crate::options::{Options, Place};
@@ -135,12 +139,12 @@ pub enum End {
 pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
     // Callers may wait for the end, so [`Owner::ended`] must be called even after a panic.
     let mut end = EndOnDrop(Arc::clone(&owner), End::Closed);
-    let mut link = Link::new(owner, options);
+    let mut link = Link::new(Arc::clone(&owner), options);
     let mut closing: Option<Instant> = None;
     loop {
         let polled = tokio::select! {
-            polled = timeout(link.poll_timeout(), link.events.poll()) => polled,
-            () = link.owner.stopping().notified(), if closing.is_none() => {
+            polled = link.poll() => polled,
+            () = owner.stopping().notified(), if closing.is_none() => {
                 // This cancels the poll above, which may lose an acknowledgement. That is harmless
                 // when the link ends.
                 let filters = link.filters_to_remove();
@@ -239,6 +243,7 @@ struct Link<O> {
     options: MqttOptions,
     client: AsyncClient,
     events: EventLoop,
+    attempts: Attempts,
     /// Whether the broker has accepted the connection.
     connected: bool,
     pause: Duration,
@@ -259,6 +264,7 @@ impl<O: Owner> Link<O> {
             options,
             client,
             events,
+            attempts: Attempts::default(),
             connected: false,
             receive_max: None,
             arrivals: Vec::new(),
@@ -274,8 +280,22 @@ impl<O: Owner> Link<O> {
         let clean_start = self.options.clean_start();
         self.options = self.ours.mqtt();
         self.options.set_clean_start(clean_start);
-        // The broker may have set another keep alive. The next CONNECT asks for the own one.
-        self.events.options = self.options.clone();
+    }
+
+    /// Polls rumqttc, or connects it, which has time limits of its own.
+    async fn poll(&mut self) -> Result<Result<Event, ConnectionError>, Elapsed> {
+        if self.connected {
+            return timeout(self.poll_timeout(), self.events.poll()).await;
+        }
+        let (ours, clean_start) = (&self.ours, self.options.clean_start());
+        let configure = |mqtt: MqttOptions| {
+            let mut mqtt = ours.configured(mqtt);
+            mqtt.set_clean_start(clean_start);
+            mqtt
+        };
+        let (attempts, events) = (&mut self.attempts, &mut self.events);
+        let connecting = attempts.connect(events, &ours.place, &ours.client_id, configure);
+        Ok(connecting.await)
     }
 
     /// The subscriptions that the end of the link removes, so that the broker may evict the

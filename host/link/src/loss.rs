@@ -225,7 +225,11 @@ pub fn describe(error: &ConnectionError) -> String {
             reason_code,
             reason_string,
         }) => match reason_string {
-            Some(text) => format!("the broker closed it ({reason_code:?}: {text})"),
+            // Terminals print this text, which the broker chooses.
+            Some(text) => format!(
+                "the broker closed it ({reason_code:?}: {})",
+                text.replace(char::is_control, "\u{fffd}")
+            ),
             None => format!("the broker closed it ({reason_code:?})"),
         },
         ConnectionError::MqttState(StateError::ConnectionAborted) => {
@@ -470,6 +474,16 @@ mod tests {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let refused = ConnectionError::Io(refused);
         assert_eq!(Blame::of(&refused, false), Blame::NoMessage);
+    }
+
+    #[test]
+    fn control_characters_of_a_reason_string_are_replaced() {
+        let error = ConnectionError::MqttState(StateError::ServerDisconnect {
+            reason_code: DisconnectReasonCode::NotAuthorized,
+            reason_string: Some("no\n\x1b[31m".to_owned()),
+        });
+        let expected = "the broker closed it (NotAuthorized: no\u{fffd}\u{fffd}[31m)";
+        assert_eq!(describe(&error), expected);
     }
 
     fn wire(error: WireError) -> ConnectionError {

@@ -1,7 +1,8 @@
 //! The configuration of a link.
 
 use std::fmt;
-use std::net::Ipv6Addr;
+use std::future::ready;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,20 +54,55 @@ impl Place {
     /// rumqttc's options for a client with this id.
     #[must_use]
     pub fn mqtt(&self, client_id: &str) -> MqttOptions {
+        self.mqtt_to(client_id, self.host.clone(), &self.address())
+    }
+
+    /// The same for one address of the host. Over a WebSocket the broker gets the name all the
+    /// same. Over TLS alone it would not, see [`crate::relay`].
+    pub(crate) fn mqtt_at(&self, client_id: &str, address: SocketAddr) -> MqttOptions {
+        let mut mqtt = self.mqtt_to(client_id, address.ip().to_string(), &address.to_string());
+        if let Some(path) = &self.websocket {
+            let authority = self.address();
+            let scheme = if self.tls.is_some() { "wss" } else { "ws" };
+            let url = format!("{scheme}://{authority}{path}");
+            // TLS takes the name of the server from the URL, after rumqttc has connected.
+            mqtt.set_request_modifier(move |mut request| {
+                if let (Ok(url), Ok(authority)) = (url.parse(), authority.parse()) {
+                    *request.uri_mut() = url;
+                    request.headers_mut().insert("host", authority);
+                }
+                ready(request)
+            });
+        }
+        mqtt
+    }
+
+    /// The same over the Unix socket of a relay.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn mqtt_over(&self, client_id: &str, socket: String) -> MqttOptions {
+        self.mqtt_with(client_id, socket, Transport::unix())
+    }
+
+    /// To a host without brackets, or to the authority of a URL.
+    fn mqtt_to(&self, client_id: &str, host: String, authority: &str) -> MqttOptions {
         let tls = self.tls.clone().map(TlsConfiguration::Rustls);
         let (host, transport) = match (&self.websocket, tls) {
             // An IPv6 address must have no brackets here, although rumqttc joins host and port with
             // a colon: the resolver splits at the last colon, and the certificate is checked
             // against the name without brackets.
-            (None, None) => (self.host.clone(), Transport::tcp()),
-            (None, Some(tls)) => (self.host.clone(), Transport::tls_with_config(tls)),
+            (None, None) => (host, Transport::tcp()),
+            (None, Some(tls)) => (host, Transport::tls_with_config(tls)),
             // With a WebSocket, rumqttc expects a URL as the host.
-            (Some(path), None) => (format!("ws://{}{path}", self.address()), Transport::ws()),
+            (Some(path), None) => (format!("ws://{authority}{path}"), Transport::ws()),
             (Some(path), Some(tls)) => {
-                let url = format!("wss://{}{path}", self.address());
+                let url = format!("wss://{authority}{path}");
                 (url, Transport::wss_with_config(tls))
             }
         };
+        self.mqtt_with(client_id, host, transport)
+    }
+
+    fn mqtt_with(&self, client_id: &str, host: String, transport: Transport) -> MqttOptions {
         let mut network = NetworkOptions::new();
         network.set_tcp_nodelay(true);
         let mut mqtt = MqttOptions::new(client_id, host, self.port);
@@ -121,13 +157,17 @@ impl Options {
 
     /// rumqttc's options for this configuration.
     pub(crate) fn mqtt(&self) -> MqttOptions {
+        self.configured(self.place.mqtt(&self.client_id))
+    }
+
+    /// Adds this configuration to the options for a place.
+    pub(crate) fn configured(&self, mut mqtt: MqttOptions) -> MqttOptions {
         let mut properties = ConnectProperties::new();
         let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
         properties.session_expiry_interval = Some(seconds(self.session_expiry));
         properties.receive_maximum = Some(self.receive_max);
         properties.max_packet_size = Some(self.packet_bytes_max);
         let keep_alive = (self.keep_alive).clamp(limits::KEEP_ALIVE_MIN, limits::KEEP_ALIVE_MAX);
-        let mut mqtt = self.place.mqtt(&self.client_id);
         mqtt.set_keep_alive(keep_alive)
             .set_clean_start(!self.resume)
             .set_connection_timeout(self.connect_timeout.as_secs().max(1))
