@@ -236,20 +236,20 @@ pub fn on_others(
     })
 }
 
+/// A warning, with its line, if the rules let no client connect to the store's own broker.
+#[must_use]
+pub fn connect_warning(rules: &Rules) -> Option<(usize, String)> {
+    let connects = |it: &Resource| matches!(it.kind, Kind::Connect);
+    let mut resources = rules.all.iter().flat_map(|rule| &rule.resources);
+    let text = "no rule has a resource with the method Connect, so no client can connect to the store's own broker";
+    (!resources.any(connects)).then(|| (1, text.to_owned()))
+}
+
 /// Warnings about valid rules that probably do not mean what the operator intends, with their
-/// lines.
+/// lines. [`connect_warning`] is another one.
 #[must_use]
 pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
     let mut warnings = Vec::new();
-    let connects = |it: &Resource| matches!(it.kind, Kind::Connect);
-    if !rules
-        .all
-        .iter()
-        .any(|rule| rule.resources.iter().any(connects))
-    {
-        let text = "no rule has a resource with the method Connect, so no client can connect";
-        warnings.push((1, text.to_owned()));
-    }
     for rule in &rules.all {
         for name in rule.principals.with_wildcards() {
             let warning = format!(

@@ -222,9 +222,14 @@ impl AccessFiles {
         let owners = config.certificate_users.as_ref().map(watch_owners);
         let owners = or_wrong(owners, &mut wrong);
         let tokens = or_wrong(config.tokens.clone().map(watch_keys), &mut wrong);
-        let rules = config.rules.as_deref().map(watch_rules);
+        let rules = config.rules.as_deref();
+        let rules = rules.map(|path| watch_rules(path, config.behind_broker));
         let rules = or_wrong(rules, &mut wrong);
-        if config.rules.is_some() && !config.authenticates() {
+        if config.rules.is_some() && config.behind_broker {
+            tracing::warn!(
+                "behind a foreign broker only the client id counts in the rules, and any client that may publish requests can claim any"
+            );
+        } else if config.rules.is_some() && !config.authenticates() {
             tracing::warn!(
                 "no authentication method is configured, so the rules rely on client ids, which any client can choose"
             );
@@ -253,12 +258,14 @@ fn watch_users(path: &Path) -> Result<Arc<Watched<Users>>, UsersError> {
     Watched::open("users", vec![path.to_owned()], read)
 }
 
-fn watch_rules(path: &Path) -> Result<Arc<Watched<Rules>>, RulesError> {
+fn watch_rules(path: &Path, behind_broker: bool) -> Result<Arc<Watched<Rules>>, RulesError> {
     let read = {
         let (path, seal) = (path.to_owned(), Arc::new(Seal::default()));
         move || {
             let rules = Rules::open(&path)?.sealed_by(seal.clone());
-            for (line, warning) in explain::warnings(&rules) {
+            // Clients do not connect to a store behind a foreign broker.
+            let connect = explain::connect_warning(&rules).filter(|_| !behind_broker);
+            for (line, warning) in connect.into_iter().chain(explain::warnings(&rules)) {
                 tracing::warn!("{}, line {line}: {warning}", path.display());
             }
             Ok(rules)

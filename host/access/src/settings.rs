@@ -20,6 +20,9 @@ pub struct AccessConfig {
     pub client_certificates: bool,
     /// Whether the users are operators alone, because clients connect to a foreign broker.
     pub users_are_operators: bool,
+    /// Whether clients connect to a foreign broker, so that rules apply to the client ids alone
+    /// that requests name.
+    pub behind_broker: bool,
 }
 
 /// How client certificates are mapped to users.

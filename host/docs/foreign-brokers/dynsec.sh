@@ -5,6 +5,14 @@ set -euo pipefail
 admin=$1 store=$2 client=$3 password=$4 host=${5:-127.0.0.1} port=${6:-1883}
 ctrl() { mosquitto_ctrl -h "$host" -p "$port" -u admin -P "$admin" dynsec "$@"; }
 
+# Such a client would read messages to other clients.
+case $client in
+    statestore | statestore/* | *[+#]*)
+        echo "dynsec.sh: no client may be named $client: its topics would be those of others" >&2
+        exit 2
+        ;;
+esac
+
 ID=statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8
 hex=$(printf %s "$client" | od -An -v -tx1 | tr -d ' \n' | tr a-f A-F)
 

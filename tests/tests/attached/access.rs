@@ -1,18 +1,20 @@
 //! Tests the access rules that `host/docs/foreign-brokers.md` recommends. They must allow each
 //! client exactly its own topics, and only the store may publish answers and notifications.
 
-use std::{process::Command, time::Duration};
+use std::{fs, process::Command, time::Duration};
 
 use statehouse_tests::{
-    Client, Heard, Mosquitto, Publish,
+    Client, Heard, Mosquitto, Publish, Server,
     command::finish,
     example::{self, STORE},
+    property::Property,
     store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC, notification_topic},
 };
 
 const ALLOWED: u8 = 0;
 const NO_SUBSCRIBERS: u8 = 0x10;
 const NOT_AUTHORIZED: u8 = 0x87;
+const PACKET_TOO_LARGE: u8 = 0x95;
 
 fn response_topic(client: &str) -> String {
     format!("clients/{client}/services/statestore/_any_/command/invoke/response")
@@ -133,6 +135,58 @@ fn store_works_with_the_documented_access_rules() {
                 .any(|it| it.starts_with("presence: mosquitto's connection log")),
             "{printed:?}"
         );
+    }
+}
+
+/// Regression: Mosquitto dropped such a request without an answer, and crashed.
+#[test]
+fn documented_limits_refuse_what_the_store_does_not_take() {
+    let broker = example::mosquitto(&["joe"]);
+    let _host = example::attached(&broker, &[]);
+    let mut joe = example::client(&broker, "joe");
+    let request = |bytes: usize| Publish::new(REQUEST_TOPIC, vec![b'x'; bytes]).qos(1);
+    assert_eq!(joe.publish(request(2_010_000)).reason, PACKET_TOO_LARGE);
+    // Here only the properties are too long.
+    let property = Property::user("name", &"x".repeat(60_000));
+    let mut long = request(1_990_000).with(property.clone()).with(property);
+    long.packet_id = joe.packet_id();
+    // The broker may close the connection before it has read the whole packet.
+    let _ = joe.try_send(&long.bytes());
+    broker.wait_for_log("Client joe disconnected due to oversize packet");
+    let mut joe = example::store(&broker, "joe");
+    joe.set("key", "value");
+    assert_eq!(joe.get("key").as_deref(), Some(&b"value"[..]));
+}
+
+/// With an access file Mosquitto accepts every subscription, so only its own mark shows the store
+/// that it may not read.
+#[test]
+fn store_without_rights_to_its_mark_logs_the_consequence() {
+    for (right, says) in [
+        ("write", "does not deliver the store's own mark"),
+        ("read", "does not take the store's own mark"),
+    ] {
+        let broker = Mosquitto::set_up(|directory, _| {
+            let rules = format!(
+                "topic readwrite statestore/#\ntopic readwrite clients/#\ntopic {right} statehouse/#\n"
+            );
+            fs::write(directory.join("acl"), rules).unwrap();
+            "acl_file acl".into()
+        });
+        let settings = [("presence", "off"), ("broker_keep_alive", "5s")];
+        let host = Server::attached(&broker.url(), broker.address(), &settings);
+        let line = host.wait_for_log(says);
+        assert!(line.contains("took its client id"), "{line}");
+    }
+}
+
+#[test]
+fn dynamic_security_refuses_names_that_read_the_topics_of_others() {
+    for client in ["statestore", "statestore/v1", "+", "a/#"] {
+        let mut command = Command::new("bash");
+        command.arg(example::file("dynsec.sh"));
+        command.args(["secret", "secret", client, "secret"]);
+        finish(command, b"").code(2).says(client);
     }
 }
 

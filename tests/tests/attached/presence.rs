@@ -2,6 +2,7 @@
 //! the store believe that another client has disconnected.
 
 use std::{
+    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
@@ -54,6 +55,28 @@ fn presence_source_is_printed_at_the_start() {
         presence_line(&host),
         "presence: none; a watch ends with the first notification without a subscriber, or after 3600s of silence"
     );
+}
+
+/// Mosquitto does not log a TCP connection to a listener for WebSocket.
+#[test]
+fn presence_over_websocket_is_known_with_the_next_client() {
+    let mut listener = None;
+    let broker = Mosquitto::set_up(|_, address| {
+        // No other process uses this port, since the IP address belongs to this test.
+        let second = SocketAddr::new(address.ip(), address.port() + 10_000);
+        listener = Some(second);
+        format!(
+            "log_dest topic\nlistener {} {}\nprotocol websockets",
+            second.port(),
+            second.ip()
+        )
+    });
+    let url = format!("ws://{}/mqtt", listener.unwrap());
+    let host = Server::attached(&url, broker.address(), &[]);
+    let line = presence_line(&host);
+    assert!(line.starts_with("presence: none known yet"), "{line}");
+    broker.connect("client").disconnect();
+    host.wait_for_log("presence: mosquitto's connection log");
 }
 
 #[test]

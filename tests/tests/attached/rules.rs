@@ -1,10 +1,10 @@
 //! Tests messages that are not valid requests. Behind a foreign broker the store can neither
 //! disconnect a client nor send it a reason code, so it must drop or answer such messages.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use statehouse_tests::{
-    Admin, Hlc, Request,
+    Admin, Hlc, Ran, Request,
     packet::kind,
     store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC},
 };
@@ -31,6 +31,8 @@ fn forbidden_response_topic_is_dropped_and_counted() {
         NOTIFICATION_PREFIX,
         &format!("{NOTIFICATION_PREFIX}/00/command/notify/00"),
         "statehouse/v1/admin/policy/status",
+        // 129 levels.
+        &"/".repeat(128),
     ]
     .iter()
     .enumerate()
@@ -41,6 +43,51 @@ fn forbidden_response_topic_is_dropped_and_counted() {
     let line = scene.host.wait_for_log("requester");
     assert!(line.contains("response topic"), "{line}");
     assert_eq!(scene.host.metric("refused_total"), 0);
+    assert_eq!(scene.host.metric("broker_malformed_total"), 0);
+}
+
+const RULES: &str = r#"
+[[rules]]
+principals.clientIds = ["press-4"]
+stateStoreResources = [{ method = "ReadWrite", keyType = "Pattern", keys = ["press-4:*"] }]
+
+[[rules]]
+principals.usernames = ["operator"]
+stateStoreResources = [{ method = "ReadWrite", keyType = "Pattern", keys = ["*"] }]
+"#;
+
+/// Regression: the log said that no client can connect, and `authz explain` decided by users.
+#[test]
+fn rules_behind_a_broker_count_client_ids_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let rules = directory.path().join("rules.toml");
+    fs::write(&rules, RULES).unwrap();
+    let settings = [
+        ("rules", rules.to_str().unwrap()),
+        ("max_client_watches", "1"),
+    ];
+    let scene = Scene::with(&[], &settings);
+    scene.host.wait_for_log("only the client id counts");
+    let log = scene.host.stderr();
+    let about_connecting = log.iter().find(|line| line.contains("method Connect"));
+    assert_eq!(about_connecting, None);
+
+    let explain = |question: &[&str]| -> Ran {
+        let all = [&["authz", "explain"], question].concat();
+        scene.host.run(&all)
+    };
+    let allowed = explain(&["press-4", "SET", "press-4:speed"]).code(0);
+    allowed.prints(&["allowed: rule 1 ", "note: behind a foreign broker"]);
+    let text = allowed.text();
+    assert!(!text.contains("not connected") && !text.contains("own broker"));
+    explain(&["press-9", "SET", "limits", "--user", "operator"]).code(1);
+    for question in [&["CONNECT"][..], &["PUBLISH", "a"], &["SUBSCRIBE", "a"]] {
+        let question = [&["press-4"], question].concat();
+        explain(&question).code(2).says("ask about a key");
+    }
+    scene.client("press-4").watch("press-4:speed");
+    let limit = explain(&["press-4", "KEYNOTIFY", "press-4:mode"]).code(1);
+    limit.prints(&["denied at present: "]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::{path::Path, thread, time::Duration};
 
 use statehouse_tests::{
-    Mosquitto, Proxy, Publish, Server, Way,
+    Fate, Mosquitto, Proxy, Publish, Server, Way,
     client::PATIENCE,
     command,
     packet::kind,
@@ -132,9 +132,17 @@ fn returning_store_ends_and_the_later_one_continues() {
     until("the broker has the mark of the second store", || {
         marks(&other_network).iter().any(|it| !it.retain)
     });
+    // Regression: the first store waited for PUBACKs over a connection that it had ended.
+    network.script(|seen| match (seen.way, seen.packet.kind()) {
+        (Way::FromBroker, kind::PUBACK) => Fate::Hold,
+        _ => Fate::Pass,
+    });
     network.refuse(false);
     assert_eq!(first.wait(PATIENCE).code(), Some(76));
     first.wait_for_log("another store attached with it later");
+    let log = first.stderr();
+    let waited = "the broker did not take everything";
+    assert!(!log.iter().any(|line| line.contains(waited)), "{log:?}");
     let attachments = || {
         let seen = other_network.seen();
         let subacks = seen.iter().filter(|it| it.packet.kind() == kind::SUBACK);

@@ -349,10 +349,13 @@ fn rules_that_can_never_match_cause_warnings() {
           { method = "Publish", topics = ["clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/x"] },
         ]
     "#;
-    let warnings = explain::warnings(&Rules::parse(text).unwrap());
+    let parsed = Rules::parse(text).unwrap();
+    let warnings = explain::warnings(&parsed);
     let lines: Vec<usize> = warnings.iter().map(|(line, _)| *line).collect();
-    assert_eq!(lines, [1, 2, 2, 5, 6], "{warnings:?}");
+    assert_eq!(lines, [2, 2, 5, 6], "{warnings:?}");
+    assert!(explain::connect_warning(&parsed).is_some());
     assert_eq!(explain::warnings(&rules()), []);
+    assert_eq!(explain::connect_warning(&rules()), None);
 }
 
 #[test]
@@ -460,6 +463,7 @@ proptest! {
 fn documented_example_grants_what_its_comments_say() {
     let rules = Rules::parse(include_str!("../../../docs/trust/rules.toml")).unwrap();
     assert_eq!(explain::warnings(&rules), []);
+    assert_eq!(explain::connect_warning(&rules), None);
     let press = [pair("machine", "press")];
     let press = rules.grants(Principal {
         attributes: &press,
@@ -511,6 +515,7 @@ fn documented_rules_separate_users_with_similar_names() {
     for text in all {
         let rules = Rules::parse(&text).unwrap();
         assert_eq!(explain::warnings(&rules), [], "{text}");
+        assert_eq!(explain::connect_warning(&rules), None, "{text}");
         let press = |user: &str, client: &str| {
             rules.grants(Principal {
                 client,

@@ -13,8 +13,11 @@ pub struct Figures {
     pub outstanding_bytes: u64,
     /// Messages of the broker without a PUBACK of the store.
     pub unacknowledged: u64,
-    /// Requests dropped because their properties break a rule of MQTT or of the protocol.
+    /// Requests dropped because their properties break a rule of MQTT.
     pub malformed: u64,
+    /// Requests dropped because their Response Topic has a wildcard or too many levels. The store
+    /// counts those with a Response Topic of its own.
+    pub kicked: u64,
     /// Responses and notifications that the broker refused.
     pub refused: u64,
     /// Notifications without a subscriber.

@@ -26,7 +26,7 @@ pub(super) fn peer(properties: &Properties) -> Peer {
 }
 
 /// The peer of a client with a known id.
-pub(super) fn named(client: &str) -> Peer {
+pub fn named(client: &str) -> Peer {
     numbered(client, client)
 }
 

@@ -88,7 +88,10 @@ impl Foreign {
             intake,
             state: Mutex::new(State::new(config.outbox)),
             held: Mutex::default(),
-            presence: Mutex::new(Presence::new(config.presence)),
+            presence: Mutex::new(Presence::new(
+                config.presence,
+                config.broker.scheme.websocket,
+            )),
             claim: (config.keeps_client_id).then(|| Mutex::new(Claim::new(client_id))),
             ttl: config.watch_ttl.map(|ttl| Mutex::new(Ttl::new(ttl))),
             rules: OnceLock::new(),
@@ -162,8 +165,9 @@ impl Foreign {
 
     /// Whether the broker has acknowledged all output, or there is no connection.
     fn is_drained(&self) -> bool {
-        let state = self.state();
-        !state.outlet.is_up() || state.is_drained()
+        // A link that ends leaves the outlet as it is, so that it looks connected.
+        let has_ended = matches!(*self.phase.borrow(), Phase::Ended(_));
+        has_ended || self.state().is_drained()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -273,6 +277,7 @@ pub fn options(config: &ForeignConfig, packet_bytes_max: usize) -> Result<Option
         resume: true,
         receive_max: config.window,
         in_flight_max: limits::BROKER_IN_FLIGHT_MAX,
+        // Announced to the broker: a longer request would end each connection that delivers it.
         packet_bytes_max: u32::try_from(packet_bytes_max).unwrap_or(u32::MAX),
         // A response contains a value and parts of the client's request. Only the broker knows its
         // own limit.

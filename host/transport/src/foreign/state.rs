@@ -38,6 +38,12 @@ pub(super) struct State {
     /// Whether the last connection resumed the session at the broker.
     pub(super) resumed: bool,
     mark_check: MarkCheck,
+    /// When the broker took this run's mark, until the mark is due: see [`Self::is_mark_due`].
+    mark_taken: Option<Instant>,
+    /// Whether the log says that the broker does not deliver this run's mark.
+    mark_undelivered: bool,
+    /// Whether the broker refused this run's mark last.
+    mark_refused: bool,
     /// The subscriptions that the broker refused last, except those of presence.
     refused_filters: Vec<String>,
     /// Whether the broker takes retained messages. Unknown before the first connection.
@@ -238,7 +244,25 @@ impl State {
                 self.sums.unheard += 1;
                 Some(Watcher::Unsubscribed(peer.clone(), outgoing.watched_key()?))
             }
-            (PubAckReason::Success | PubAckReason::NoMatchingSubscribers, _) => None,
+            (PubAckReason::Success | PubAckReason::NoMatchingSubscribers, to) => {
+                if matches!(to, Recipient::OtherRun) {
+                    self.mark_refused = false;
+                    self.mark_taken = Some(Instant::now());
+                }
+                None
+            }
+            (reason, Recipient::OtherRun) => {
+                self.sums.refused += 1;
+                if !std::mem::replace(&mut self.mark_refused, true) {
+                    let topic = outgoing.shown_topic();
+                    tracing::warn!(
+                        topic,
+                        ?reason,
+                        "the broker does not take the store's own mark, so the store may not detect that another one took its client id: check the broker's access rules"
+                    );
+                }
+                None
+            }
             (reason, _) => {
                 self.sums.refused += 1;
                 if let Some(more) = self.refused_log.allow(Instant::now()) {
@@ -265,6 +289,7 @@ impl State {
         };
         self.earlier = numbers(|to| matches!(to, Recipient::Requester));
         self.mark_check = MarkCheck::Done;
+        self.mark_taken = None;
         // An old mark over the next connection would replace the mark of a later run.
         for mark in numbers(|to| matches!(to, Recipient::OtherRun)) {
             self.outlet.remove(mark);
@@ -328,6 +353,20 @@ impl State {
         }
     }
 
+    /// Whether the broker took this run's mark so long ago that it should have delivered it.
+    /// Returns true once for each mark.
+    pub(super) fn is_mark_due(&mut self, now: Instant) -> bool {
+        let is_over =
+            |at: &mut Instant| now.saturating_duration_since(*at) >= limits::BROKER_MARK_WAIT;
+        self.mark_taken.take_if(is_over).is_some()
+    }
+
+    /// Remembers that the broker does not deliver this run's mark. Returns whether to log it: once,
+    /// and not if the broker refused the subscription, because that was logged.
+    pub(super) fn note_undelivered_mark(&mut self, topic: &str) -> bool {
+        !self.is_refused(topic) && !std::mem::replace(&mut self.mark_undelivered, true)
+    }
+
     /// Remembers whether the broker takes retained messages. Returns whether it does not now, and
     /// did before or was not known.
     pub(super) fn note_retain(&mut self, available: bool) -> bool {
@@ -379,215 +418,4 @@ fn fingerprint(message: &Message) -> blake3::Hash {
 }
 
 #[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-
-    use super::*;
-
-    fn message(topic: &'static str, payload: &'static str) -> Message {
-        Message {
-            topic: topic.into(),
-            payload: payload.into(),
-            ..Message::default()
-        }
-    }
-
-    fn ack(reason: PubAckReason) -> PubAck {
-        PubAck {
-            pkid: 1,
-            reason,
-            properties: None,
-        }
-    }
-
-    fn accepted(session_present: bool) -> Accepted {
-        Accepted {
-            session_present,
-            retain_available: true,
-        }
-    }
-
-    fn watcher() -> Peer {
-        super::super::identity::named("watcher")
-    }
-
-    fn oldest(state: &State) -> u64 {
-        let (number, _) = state.outlet.iter().next().unwrap();
-        number
-    }
-
-    #[test]
-    fn a_puback_reports_whether_a_watcher_is_subscribed() {
-        let mut state = State::default();
-        let topic = "clients/x/command/notify/6B";
-        for _ in 0..2 {
-            state.take(Outbound::Notification(watcher(), message(topic, "n"), None));
-        }
-        state.take(Outbound::Response(message("answers", "a"), None));
-        let first = oldest(&state);
-        assert_eq!(
-            state.acknowledged(first, &ack(PubAckReason::Success)),
-            Some(Watcher::Subscribed(watcher()))
-        );
-        let no_subscriber = ack(PubAckReason::NoMatchingSubscribers);
-        assert_eq!(
-            state.acknowledged(first + 1, &no_subscriber),
-            Some(Watcher::Unsubscribed(watcher(), b"k".to_vec()))
-        );
-        assert_eq!(state.acknowledged(first + 2, &no_subscriber), None);
-        let figures = state.figures();
-        assert_eq!((figures.unheard, figures.outstanding_bytes), (1, 0));
-    }
-
-    #[test]
-    fn a_message_that_the_broker_refuses_is_counted_and_removed() {
-        let mut state = State::default();
-        state.take(Outbound::Response(message("answers", "a"), None));
-        let number = oldest(&state);
-        let refused = ack(PubAckReason::NotAuthorized);
-        assert_eq!(state.acknowledged(number, &refused), None);
-        assert_eq!(state.figures().refused, 1);
-        assert_eq!(state.figures().outstanding, 0);
-    }
-
-    #[test]
-    fn the_response_to_a_redelivery_is_queued_once() {
-        let mut state = State::default();
-        let answer = || Outbound::Response(message("answers", "+OK\r\n"), None);
-        state.take(answer());
-        state.take(answer());
-        assert_eq!(state.outlet.len(), 2, "two requests, two responses");
-        state.lost();
-        for _ in 0..3 {
-            state.take(answer());
-        }
-        assert_eq!(
-            state.outlet.len(),
-            3,
-            "two redeliveries and a third request"
-        );
-        // If the broker has lost the session it redelivers nothing, so this is a new request.
-        state.lost();
-        state.connected(accepted(false), false);
-        state.take(answer());
-        assert_eq!(state.outlet.len(), 4);
-    }
-
-    #[test]
-    fn a_response_that_makes_the_broker_disconnect_is_not_repeated() {
-        let mut state = State::default();
-        let answer = |topic| Outbound::Response(message(topic, "+OK\r\n"), None);
-        state.take(answer("answers/evil"));
-        let evil = state.outlet.remove(1).unwrap();
-        state.hopeless(&evil, "the broker closed it");
-        assert_eq!(state.figures().refused, 1);
-        state.lost();
-        state.connected(accepted(true), false);
-        // The broker redelivers the request, because it was not acknowledged.
-        state.take(answer("answers/evil"));
-        assert_eq!(state.outlet.len(), 0);
-        state.take(answer("answers/good"));
-        assert_eq!(state.outlet.len(), 1);
-    }
-
-    #[test]
-    fn a_refused_response_is_repeated_only_if_it_was_too_large() {
-        for (code, repeated) in [(0x95, 1), (0x96, 0)] {
-            let mut state = State::default();
-            let answer = || Outbound::Response(message("answers", "+OK\r\n"), None);
-            state.take(answer());
-            let refused = state.outlet.remove(1).unwrap();
-            state.unacceptable(&refused, code);
-            assert_eq!(state.figures().refused, 1);
-            // The outlet replaces one that is too large.
-            state.take(answer());
-            assert_eq!(state.outlet.len(), repeated, "{code:#x}");
-        }
-    }
-
-    #[test]
-    fn connections_lost_at_once_are_logged_once_per_reason() {
-        let mut state = State::default();
-        let mut logged = Vec::new();
-        for why in ["closed", "reset", "closed", "reset"] {
-            logged.push((state.note_attached(), state.note_loss(why)));
-        }
-        assert_eq!(
-            logged,
-            [(true, true), (false, true), (false, false), (false, false)]
-        );
-        assert!(state.note_loss("refused") && !state.note_loss("refused"));
-        assert!(!state.note_attached() && !state.note_stable());
-    }
-
-    #[test]
-    fn the_store_must_wait_while_too_much_output_is_unacknowledged() {
-        let mut state = State::default();
-        for _ in 0..limits::BROKER_OUTBOX_HOLD {
-            assert!(!state.is_full());
-            state.take(Outbound::Notification(watcher(), message("t", "n"), None));
-        }
-        assert!(state.is_full());
-        let number = oldest(&state);
-        state.acknowledged(number, &ack(PubAckReason::Success));
-        assert!(!state.is_full());
-    }
-
-    /// Regression: each notification counted the whole payload, so that 512 of them filled the
-    /// outbox.
-    #[test]
-    fn a_long_value_with_many_watchers_loses_no_notification() {
-        let mut state = State::default();
-        let value = Bytes::from(vec![0_u8; 1 << 20]);
-        for _ in 0..600 {
-            let message = Message {
-                topic: "clients/x/command/notify/6B".into(),
-                payload: value.clone(),
-                ..Message::default()
-            };
-            state.take(Outbound::Notification(watcher(), message, None));
-        }
-        let figures = state.figures();
-        assert_eq!((figures.lost, figures.outstanding), (0, 600));
-        assert!(figures.outstanding_bytes < 2 << 20, "{figures:?}");
-        assert!(!state.is_full());
-        while !state.outlet.is_empty() {
-            let number = oldest(&state);
-            state.acknowledged(number, &ack(PubAckReason::Success));
-        }
-        assert_eq!(state.figures().outstanding_bytes, 0);
-    }
-
-    #[test]
-    fn notifications_beyond_the_memory_of_a_small_machine_are_lost() {
-        let mut state = State::new(OutboxBounds {
-            hold_bytes: 1000,
-            bytes_max: 2000,
-        });
-        for _ in 0..2 {
-            assert!(!state.is_full());
-            state.take(Outbound::Notification(watcher(), message("t", "n"), None));
-        }
-        assert!(state.is_full());
-        for _ in 0..3 {
-            state.take(Outbound::Notification(watcher(), message("t", "n"), None));
-        }
-        let figures = state.figures();
-        assert_eq!((figures.lost, figures.outstanding), (1, 4));
-    }
-
-    #[test]
-    fn a_shutdown_waits_for_no_output_without_a_connection() {
-        let mut state = State {
-            unsettled: 1,
-            ..State::default()
-        };
-        assert!(
-            state.is_drained(),
-            "without a connection the shutdown does not wait"
-        );
-        let settle = Outbound::Acknowledge(Ticket::Foreign(0), ReasonCode::SUCCESS, None);
-        state.take(settle);
-        assert_eq!(state.unsettled, 0);
-    }
-}
+mod tests;

@@ -31,15 +31,18 @@ pub enum Event<'a> {
 pub struct Presence {
     /// None if the setting turns presence off.
     source: Option<Mosquitto>,
+    /// Whether the store is connected over WebSocket.
+    is_websocket: bool,
     /// The filters that the broker has refused last.
     refused: Vec<&'static str>,
     works: watch::Sender<Option<&'static str>>,
 }
 
 impl Presence {
-    /// Reads the log if the setting says so.
-    pub fn new(kind: PresenceKind) -> Self {
+    /// Reads the log if the setting says so. `is_websocket`: the store is connected over WebSocket.
+    pub fn new(kind: PresenceKind, is_websocket: bool) -> Self {
         Self {
+            is_websocket,
             source: (kind == PresenceKind::Auto).then(Mosquitto::default),
             refused: Vec::new(),
             works: watch::Sender::new(None),
@@ -104,6 +107,8 @@ impl Presence {
     pub fn status(&self) -> PresenceStatus {
         PresenceStatus {
             any: self.source.is_some(),
+            // Mosquitto does not log a TCP connection to its listener for WebSocket.
+            needs_client: self.is_websocket && self.refused.is_empty(),
             works: self.works.subscribe(),
         }
     }
@@ -113,6 +118,8 @@ impl Presence {
 #[derive(Clone)]
 pub struct PresenceStatus {
     any: bool,
+    /// Whether only another client makes the broker log an event.
+    needs_client: bool,
     works: watch::Receiver<Option<&'static str>>,
 }
 
@@ -135,7 +142,9 @@ impl PresenceStatus {
             // Makes the broker log an event: a connection that ends before it sends anything.
             // Mosquitto logs that too, and it affects no session and no client id. The broker is
             // present, because the store is attached. If this fails, the broker logs no event.
-            let _ = TcpStream::connect((host, port)).await;
+            if !self.needs_client {
+                let _ = TcpStream::connect((host, port)).await;
+            }
             self.works
                 .wait_for(Option::is_some)
                 .await
@@ -148,6 +157,9 @@ impl PresenceStatus {
         };
         let first = match works {
             Some(name) => format!("{name}; a watch ends with its client's connection"),
+            None if self.any && self.needs_client => {
+                "none known yet, since over WebSocket only the connection of another client can show one; until then a watch ends with the first notification without a subscriber".to_owned()
+            }
             None => {
                 "none; a watch ends with the first notification without a subscriber".to_owned()
             }
@@ -176,13 +188,13 @@ mod tests {
     #[tokio::test]
     async fn the_line_for_a_broker_without_a_log_says_none() {
         for kind in [PresenceKind::Auto, PresenceKind::Off] {
-            let presence = Presence::new(kind);
+            let presence = Presence::new(kind, false);
             assert_eq!(
                 line(&presence, None).await,
                 "none; a watch ends with the first notification without a subscriber"
             );
         }
-        let presence = Presence::new(PresenceKind::Off);
+        let presence = Presence::new(PresenceKind::Off, false);
         let ttl = Some(Duration::from_secs(600));
         assert!(
             line(&presence, ttl)
@@ -195,7 +207,7 @@ mod tests {
     async fn a_connection_without_a_packet_makes_the_broker_log() {
         let broker = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = broker.local_addr().unwrap().port();
-        let mut presence = Presence::new(PresenceKind::Auto);
+        let mut presence = Presence::new(PresenceKind::Auto, false);
         let status = presence.status();
         let line = tokio::spawn(async move { status.line("127.0.0.1", port, None).await });
         let (mut connection, _) = broker.accept().await.unwrap();
@@ -216,9 +228,30 @@ mod tests {
         );
     }
 
+    /// Regression: over WebSocket the start always said that no source works.
+    #[tokio::test]
+    async fn the_line_over_websocket_waits_for_a_client() {
+        let mut presence = Presence::new(PresenceKind::Auto, true);
+        let unknown = "none known yet";
+        assert!(line(&presence, None).await.starts_with(unknown));
+        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
+        presence.read(
+            LOG,
+            b"1: New client connected from 127.0.0.1:1 as a (p5, c1, k60).",
+            &mut |_| (),
+        );
+        assert!(line(&presence, None).await.starts_with("mosquitto's "));
+        presence = Presence::new(PresenceKind::Auto, true);
+        presence.subscribed(LOG, false);
+        let off = Presence::new(PresenceKind::Off, true);
+        for without in [presence, off] {
+            assert!(line(&without, None).await.starts_with("none; "));
+        }
+    }
+
     #[tokio::test]
     async fn a_source_with_a_refused_subscription_does_not_work() {
-        let mut presence = Presence::new(PresenceKind::Auto);
+        let mut presence = Presence::new(PresenceKind::Auto, false);
         for filter in presence.filters() {
             presence.subscribed(filter, *filter != LOG);
         }
@@ -233,7 +266,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_source_works_after_its_refused_subscription_is_granted() {
-        let mut presence = Presence::new(PresenceKind::Auto);
+        let mut presence = Presence::new(PresenceKind::Auto, false);
         for log_is_granted in [false, true] {
             for filter in presence.filters() {
                 presence.subscribed(filter, *filter != LOG || log_is_granted);
@@ -250,9 +283,9 @@ mod tests {
 
     #[test]
     fn only_the_retained_version_is_wanted() {
-        let presence = Presence::new(PresenceKind::Auto);
+        let presence = Presence::new(PresenceKind::Auto, false);
         assert_eq!(presence.filters(), [VERSION, LOG]);
         assert!(presence.wants_retained(VERSION) && !presence.wants_retained(LOG));
-        assert!(Presence::new(PresenceKind::Off).filters().is_empty());
+        assert!(Presence::new(PresenceKind::Off, false).filters().is_empty());
     }
 }

@@ -169,7 +169,7 @@ fn connected(rest: &str) -> Option<&str> {
     }
     let (client, user) = found?;
     let is_a_user = |text: &str| (text.strip_prefix(", u'")).is_some_and(|it| it.ends_with('\''));
-    ((user.is_empty() || is_a_user(user)) && is_client_id(client)).then_some(client)
+    ((user.is_empty() || is_a_user(user)) && is_named(client)).then_some(client)
 }
 
 /// The text after `5, c1, k60`.
@@ -201,11 +201,16 @@ fn disconnected(rest: &str, wording: Wording) -> Option<&str> {
     is_client_id(client).then_some(client)
 }
 
-/// Whether a name is a client id, and not Mosquitto's name for a client without one. If a client
-/// chooses such an id, the ends of its connections are not detected.
+/// Whether a name is a client id. Where a connection ends, Mosquitto may name a client without an
+/// id by its address. If a client chooses such an id, only its next connection ends its watches.
 fn is_client_id(client: &str) -> bool {
     let host = client.split_once('%').map_or(client, |(host, _)| host);
-    !client.is_empty() && client != "<unknown>" && host.parse::<IpAddr>().is_err()
+    is_named(client) && host.parse::<IpAddr>().is_err()
+}
+
+/// Whether a name is none that Mosquitto gives to all clients without an id.
+fn is_named(client: &str) -> bool {
+    !client.is_empty() && client != "<unknown>"
 }
 
 #[cfg(test)]
@@ -357,6 +362,19 @@ mod tests {
             "1: Client gateway.local [gateway.local:1] disconnected: connection closed by client.",
         ];
         assert_eq!(events(NEW, &refused), Vec::<String>::new());
+    }
+
+    /// Regression: the watches of such a client stayed after its next connection.
+    #[test]
+    fn a_new_connection_of_an_id_like_an_address_is_read() {
+        for version in [OLD, NEW] {
+            let connected = [
+                "1: New client connected from 127.0.0.1:5 as 10.0.0.5 (p5, c1, k60).",
+                "1: New client connected from 127.0.0.1:5 as fe80::1%eth0 (p5, c1, k60, u'joe').",
+                "1: New client connected from 127.0.0.1:5 as <unknown> (p5, c1, k60).",
+            ];
+            assert_eq!(events(version, &connected), ["-10.0.0.5", "-fe80::1%eth0"]);
+        }
     }
 
     #[test]

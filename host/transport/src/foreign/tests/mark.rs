@@ -25,21 +25,25 @@ struct Scene {
 impl Scene {
     /// A store whose mark is at the broker.
     fn new() -> Self {
-        let requests = Arc::new(Requests::default());
-        let config = ForeignConfig {
-            window: 64,
-            ..config()
-        };
-        let scene = Self {
-            foreign: Foreign::new(requests.clone(), &config, "id"),
-            requests,
-        };
+        let scene = Self::unconnected();
         scene.connect(false);
         scene.subscribe();
         assert_eq!(scene.published(), [true], "a retained mark");
         scene.mark(scene.own_mark(), false);
         scene.acknowledge();
         scene
+    }
+
+    fn unconnected() -> Self {
+        let requests = Arc::new(Requests::default());
+        let config = ForeignConfig {
+            window: 64,
+            ..config()
+        };
+        Self {
+            foreign: Foreign::new(requests.clone(), &config, "id"),
+            requests,
+        }
     }
 
     fn connect(&self, session_present: bool) {
@@ -101,6 +105,10 @@ impl Scene {
 
     /// The broker acknowledges all messages.
     fn acknowledge(&self) {
+        self.acknowledge_with(PubAckReason::Success);
+    }
+
+    fn acknowledge_with(&self, reason: PubAckReason) {
         let numbers: Vec<u64> = {
             let state = self.foreign.state();
             state.outlet.iter().map(|(number, _)| number).collect()
@@ -108,7 +116,7 @@ impl Scene {
         let acknowledged = |number| {
             let ack = PubAck {
                 pkid: 1,
-                reason: PubAckReason::Success,
+                reason,
                 properties: None,
             };
             Arrival::Acknowledged(number, ack)
@@ -215,4 +223,55 @@ fn a_taken_over_connection_ends_no_run_that_finds_its_mark() {
     };
     let foreign = Foreign::new(scene.requests.clone(), &temporary, "id");
     assert!(foreign.ends_when_taken_over(), "it has no mark");
+}
+
+/// Regression: with Mosquitto's `acl_file`, which refuses no subscription, nothing showed that the
+/// store has no read rights.
+#[test]
+fn undelivered_mark_is_logged_once_with_its_consequence() {
+    for (is_delivered, logged) in [(true, 0), (false, 1)] {
+        let scene = Scene::unconnected();
+        let mut lines = Vec::new();
+        for _ in 0..2 {
+            scene.connect(false);
+            scene.subscribe();
+            if is_delivered {
+                scene.mark(scene.own_mark(), false);
+            }
+            scene.acknowledge();
+            let now = Instant::now();
+            let early = warnings(|| scene.foreign.log_progress(now));
+            assert_eq!(early, [""; 0]);
+            let later = now + limits::BROKER_MARK_WAIT;
+            lines.extend(warnings(|| scene.foreign.log_progress(later)));
+            scene.foreign.lost("the broker restarts");
+        }
+        assert_eq!(lines.len(), logged, "{lines:?}");
+        assert!(
+            lines
+                .iter()
+                .all(|line| line.contains("receive no requests"))
+        );
+    }
+}
+
+/// Regression: the log named neither the mark nor the consequence.
+#[test]
+fn refused_mark_is_logged_once_with_its_consequence() {
+    let scene = Scene::unconnected();
+    for (reason, logged) in [
+        (PubAckReason::NotAuthorized, 1),
+        (PubAckReason::NotAuthorized, 0),
+        (PubAckReason::Success, 0),
+        (PubAckReason::NotAuthorized, 1),
+    ] {
+        scene.connect(true);
+        scene.subscribe();
+        let lines = warnings(|| scene.acknowledge_with(reason));
+        assert_eq!(lines.len(), logged, "{lines:?}");
+        let consequence = "may not detect that another one took its client id";
+        assert!(lines.iter().all(|line| line.contains(consequence)));
+        scene.foreign.lost("the broker restarts");
+    }
+    assert_eq!(scene.foreign.state().sums.refused, 3);
 }
