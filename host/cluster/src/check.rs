@@ -10,6 +10,7 @@ use crate::access::{Access, ClusterError, always};
 use crate::clock::Clock;
 use crate::engine::{Engine, KeyRange, Status};
 use crate::head::{Head, LOG_FORMAT};
+use crate::host::RETRY;
 use crate::keys::Keys;
 use crate::presence::{self, MemberEntry, MemberInfo};
 use crate::{limits, space};
@@ -100,7 +101,8 @@ impl Report {
 }
 
 /// Checks the engine and the cluster: versions, voters, the time of commits, the quota, the leader,
-/// clocks and settings. Writes a key of its own some times and deletes it.
+/// clocks and settings. Writes a key of its own some times and deletes it. Asks the leader for a
+/// sign of life, as followers do, and waits for it for [`limits::CHECK_SIGN_OF_LIFE`].
 ///
 /// `now_ms` is the wall clock of this host in milliseconds since 1970, right now. `quota_bytes` is
 /// the quota that the hosts assume; a server of etcd 3.6 or later reports its own.
@@ -147,18 +149,10 @@ pub async fn check(
         report.failed(error);
         return report;
     }
-    check_commits(&mut report, &access).await;
-    let heads = match (before, access.head().await) {
-        (Ok(before), Ok(after)) => Ok((before, after)),
-        (Err(error), _) | (_, Err(error)) => Err(error),
-    };
-    match heads {
-        Ok((before, after)) => {
-            let until_ms = wall_ms();
-            check_leader(&mut report, &after);
-            check_clock(&mut report, &before, &after, (from_ms, until_ms));
-        }
-        Err(error) => report.failed(&error),
+    let commits = check_commits(&mut report, &access).await;
+    let wall = (from_ms, wall_ms);
+    if let Err(error) = check_head(&mut report, &access, before, commits, wall).await {
+        report.failed(&error);
     }
     match presence::list(&access).await {
         Ok(members) => check_members(&mut report, &members),
@@ -256,8 +250,8 @@ fn check_alarms(report: &mut Report, status: &Status) {
     }
 }
 
-/// Measures commits on a key of their own.
-async fn check_commits(report: &mut Report, access: &Access<'_>) {
+/// Measures commits on a key of their own. Returns false if there can be none.
+async fn check_commits(report: &mut Report, access: &Access<'_>) -> bool {
     let key = access.keys.check();
     let mut times = Vec::with_capacity(limits::CHECK_WRITES);
     for number in 0..limits::CHECK_WRITES {
@@ -265,7 +259,8 @@ async fn check_commits(report: &mut Report, access: &Access<'_>) {
         let write = always(key.clone(), vec![(key.clone(), value)], Vec::new());
         let began = access.clock.now();
         if let Err(error) = access.transact("measuring a commit", &write).await {
-            return report.failed(&error);
+            report.failed(&error);
+            return false;
         }
         times.push(access.clock.now().saturating_sub(began));
     }
@@ -280,7 +275,8 @@ async fn check_commits(report: &mut Report, access: &Access<'_>) {
         .transact("deleting the key of the check", &deletion)
         .await
     {
-        return report.failed(&error);
+        report.failed(&error);
+        return false;
     }
     times.sort_unstable();
     let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
@@ -300,9 +296,64 @@ async fn check_commits(report: &mut Report, access: &Access<'_>) {
         ),
         "give etcd an SSD of its own and a network with less latency",
     );
+    true
 }
 
-fn check_leader(report: &mut Report, head: &Head) {
+/// Checks the leader and its clock. `before` is the head after `from_ms` by the wall clock of this
+/// host. Fails if the head cannot be read, or the leader cannot be asked although etcd takes
+/// `commits`.
+async fn check_head(
+    report: &mut Report,
+    access: &Access<'_>,
+    before: Result<Head, ClusterError>,
+    commits: bool,
+    (from_ms, wall_ms): (u64, impl Fn() -> u64),
+) -> Result<(), ClusterError> {
+    let before = before?;
+    if commits {
+        ask_for_sign_of_life(access, &before).await?;
+    }
+    let after = next_head(access, &before, commits).await?;
+    let until_ms = wall_ms();
+    check_leader(report, commits.then_some(&before), &after);
+    check_clock(report, &before, &after, (from_ms, until_ms));
+    Ok(())
+}
+
+/// Asks the leader of this head for a change of it, as a follower does that suspects the leader. A
+/// leader that handed over is not asked.
+async fn ask_for_sign_of_life(access: &Access<'_>, head: &Head) -> Result<(), ClusterError> {
+    if head.released {
+        return Ok(());
+    }
+    let key = access.keys.challenge();
+    let value = Bytes::from_static(b"check");
+    let challenge = always(key.clone(), vec![(key, value)], Vec::new());
+    let what = "asking the leader for a sign of life";
+    access.transact(what, &challenge).await.map(drop)
+}
+
+/// Reads the head. Waits for another one than `before` if its leader was asked for that.
+async fn next_head(
+    access: &Access<'_>,
+    before: &Head,
+    was_asked: bool,
+) -> Result<Head, ClusterError> {
+    let began = access.clock.now();
+    loop {
+        let head = access.head().await?;
+        let waits = was_asked && !head.released && head.order() == before.order();
+        let waited = access.clock.now().saturating_sub(began);
+        if !waits || waited >= limits::CHECK_SIGN_OF_LIFE {
+            return Ok(head);
+        }
+        access.clock.sleep(RETRY).await;
+    }
+}
+
+/// Judges the leader by the head before and after it was asked for a sign of life. If it was not,
+/// there is no head `before`.
+fn check_leader(report: &mut Report, before: Option<&Head>, head: &Head) {
     if head.leader.is_empty() {
         let measured = "the cluster has no leader yet".to_owned();
         report.add(Severity::Warning, measured, "start a host");
@@ -317,6 +368,16 @@ fn check_leader(report: &mut Report, head: &Head) {
         let measured = format!("{} has handed over and no host has taken over", head.leader);
         let advice = "start a host that has every policy";
         report.add(Severity::Warning, measured, advice);
+    } else if before.is_none() {
+        let measured = format!("{} was the last leader and was not asked", head.leader);
+        report.add(Severity::Warning, measured, "");
+    } else if before.is_some_and(|it| head.order() == it.order()) {
+        let measured = format!(
+            "{} was the last leader and gives no sign of life",
+            head.leader
+        );
+        let advice = "start a host, or look into the logs of the hosts that run";
+        report.add(Severity::Failure, measured, advice);
     } else {
         let measured = format!("{} leads in epoch {}", head.leader, head.epoch);
         report.add(Severity::Good, measured, "");

@@ -48,6 +48,16 @@ impl fmt::Debug for Id {
     }
 }
 
+/// The name of the store that a cluster forms, by which signed orders address it: the name of the
+/// cluster, and half of its id as 16 hexadecimal digits. A cluster of the same name at another
+/// engine has another name, and so has one that is created again. So an order that was captured at
+/// one of them does nothing at the other.
+#[must_use]
+pub fn store_name(cluster: &str, id: Id) -> String {
+    let half = u128::from_be_bytes(id.0) >> 64;
+    format!("{cluster}-{half:016x}")
+}
+
 /// A complete snapshot in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotInfo {

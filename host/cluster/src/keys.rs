@@ -23,7 +23,7 @@ impl Keys {
         format!("{}head", self.prefix).into_bytes()
     }
 
-    /// The key that a follower writes to ask the leader for a renewal.
+    /// The key that a follower, or a check, writes to ask the leader for a renewal.
     pub(crate) fn challenge(&self) -> Vec<u8> {
         format!("{}challenge", self.prefix).into_bytes()
     }

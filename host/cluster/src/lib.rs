@@ -157,7 +157,7 @@ pub use engine::{
 pub use error::Stop;
 pub use figures::{After, Figures};
 pub use frame::{Assembler, FRAME_HEADER_BYTES, Frame, Kind, chain, records};
-pub use head::{Chain, HEAD_FORMAT, Head, Id, LOG_FORMAT, SnapshotInfo};
+pub use head::{Chain, HEAD_FORMAT, Head, Id, LOG_FORMAT, SnapshotInfo, store_name};
 pub use leader::{LeaderLog, NotLeading, TooLarge};
 pub use member::Member;
 pub use modules::{ModuleInfo, Modules};

@@ -100,6 +100,9 @@ pub const MEASURED_QUOTA_PART: u64 = 128;
 /// many clients at once.
 pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How often the certificates for a server are read again while its connection fails.
+pub const CERTIFICATES_PACE: Duration = Duration::from_secs(1);
+
 /// How long one server of the engine has to answer before it is skipped.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -217,6 +220,10 @@ pub const CHECK_MEDIAN: Duration = Duration::from_millis(50);
 
 /// A longer commit is a warning of a check: a leader then repeats its transaction.
 pub const CHECK_WORST: Duration = Duration::from_millis(500);
+
+/// How long a check waits for a sign of life of the leader. One takes milliseconds, and an election
+/// in the engine some seconds.
+pub const CHECK_SIGN_OF_LIFE: Duration = Duration::from_secs(3);
 
 /// Largest difference of wall clocks in milliseconds that is no warning of a check. The store
 /// refuses to lead with a larger one.

@@ -6,10 +6,10 @@ use crate::access::{Access, ClusterError};
 use crate::clock::Clock;
 use crate::engine::{Engine, Status};
 use crate::frame::Frame;
-use crate::head::Head;
+use crate::head::{Head, store_name};
 use crate::keys::Keys;
 use crate::modules::{self, ModuleInfo};
-use crate::presence::{self, MemberEntry, MemberInfo};
+use crate::presence::{self, MemberEntry, MemberInfo, Role};
 
 /// The frames in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,10 +25,12 @@ pub struct LogWindow {
     pub snapshot_age_ms: Option<u64>,
 }
 
-/// The state of a cluster. The parts are read one after another, so they can differ by what
-/// happened in between.
+/// The state of a cluster as the engine holds it: no host is asked. The parts are read one after
+/// another, so they can differ by what happened in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overview {
+    /// The name of the store that the cluster forms, see [`store_name`].
+    pub store: String,
     /// The head of the log, which names the leader.
     pub head: Head,
     /// The records of all hosts.
@@ -59,6 +61,7 @@ pub async fn overview(
     };
     let head = access.head().await?;
     Ok(Overview {
+        store: store_name(cluster, head.cluster),
         members: presence::list(&access).await?,
         modules: modules::list(&access).await?,
         status: access.status().await?,
@@ -110,10 +113,17 @@ impl fmt::Display for Overview {
             }
             (leader, None) => writeln!(
                 f,
-                "leader    {leader} at {}, epoch {}",
+                "leader    {leader} at {}, epoch {}, by the log",
                 head.address, head.epoch
             )?,
         }
+        let since = Age(self.now_ms.saturating_sub(head.now_ms));
+        write!(f, "changed   {since} ago")?;
+        match head.released {
+            true => writeln!(f)?,
+            false => writeln!(f, "; `cluster check` asks the leader for a sign of life")?,
+        }
+        writeln!(f, "store     {}", self.store)?;
         let log = &self.log;
         writeln!(
             f,
@@ -160,6 +170,18 @@ impl Overview {
         self.head.epoch.saturating_sub(member.epoch)
     }
 
+    /// The role in the record of a host, or `led`: a host that led and ended wrote no other one.
+    #[must_use]
+    pub fn role(&self, member: &MemberInfo) -> String {
+        let head = &self.head;
+        let leads = !head.released && head.leader == member.host;
+        match member.role {
+            // A later epoch is of a host that began to lead after the head was read.
+            Role::Leading if !leads && member.epoch <= head.epoch => "led".to_owned(),
+            role => role.to_string(),
+        }
+    }
+
     /// A table of the hosts, and a line for each record that cannot be read.
     fn fmt_members(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let readable = self.members.iter().filter_map(|it| it.info.as_ref().ok());
@@ -170,7 +192,7 @@ impl Overview {
         rows.extend(readable.map(|it| {
             [
                 it.host.clone(),
-                it.role.to_string(),
+                self.role(it),
                 it.epoch.to_string(),
                 it.description.version.clone(),
                 format!("{} ago", Age(self.now_ms.saturating_sub(it.written_ms))),
@@ -199,12 +221,13 @@ impl Overview {
         Ok(())
     }
 
-    /// What an operator should know of a member beyond its role.
+    /// What an operator should know of a member beyond its role, by its record. Whether the member
+    /// runs is unknown.
     fn state(&self, member: &MemberInfo) -> String {
         let behind = self.epochs_behind(member);
         let missing = member.description.missing_modules.len();
         match (behind, missing) {
-            (0, 0) => "ok".to_owned(),
+            (0, 0) => "-".to_owned(),
             (0, 1) => "lacks 1 policy".to_owned(),
             (0, _) => format!("lacks {missing} policies"),
             (1, _) => "1 epoch behind".to_owned(),

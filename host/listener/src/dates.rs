@@ -105,7 +105,7 @@ fn invalid(der: &CertificateDer<'_>, now: SystemTime) -> Option<String> {
     let name = &certificate.tbs_certificate.subject;
     if now > to {
         return Some(format!(
-            "the certificate of {name} expired at {}: clients that verify it refuse to connect. Replace the file",
+            "the certificate of {name} expired at {}: programs that verify it refuse the connection. Replace the file",
             shown(to)
         ));
     }

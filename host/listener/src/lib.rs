@@ -23,7 +23,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use socket2::{SockRef, TcpKeepalive};
-use statehouse_mqtt::{Broker, Door, Proof};
+use statehouse_mqtt::{AcceptFailures, Broker, Door, Proof};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -216,6 +216,7 @@ pub(crate) async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream, S
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    let mut failures = AcceptFailures::default();
     loop {
         match listener.accept().await {
             Ok((socket, peer)) => {
@@ -226,7 +227,7 @@ where
                 tokio::spawn(serve(socket, peer));
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                failures.log(&error, "cannot accept a connection");
                 // Without file descriptors each accept fails at once.
                 tokio::time::sleep(limits::ACCEPT_PAUSE).await;
             }

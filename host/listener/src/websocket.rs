@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::frames::Frames;
-use crate::headers::only_once;
+use crate::headers::{has_host, only_once};
 use statehouse_config::{Origin, limits};
 
 /// The paths of MQTT. Most clients request the first by default; most brokers document the second.
@@ -176,6 +176,7 @@ fn check_upgrade<B>(request: &Request<B>) -> Result<&HeaderValue, Refusal> {
     let headers = request.headers();
     let malformed = |why: String| Refusal::new(StatusCode::BAD_REQUEST, why);
     only_once(headers, &SINGLE).map_err(malformed)?;
+    has_host(request).map_err(malformed)?;
     let names = |name, value: &str| {
         let values = list(headers, name);
         values.into_iter().any(|it| it.eq_ignore_ascii_case(value))
@@ -314,6 +315,8 @@ mod tests {
     fn the_refusal_of_an_invalid_request_names_what_is_missing() {
         for (path, change, status, says) in [
             ("/other", ("host", Some("a")), 404, "/mqtt"),
+            ("/", ("host", None), 400, "`host`"),
+            ("/", ("host", Some("")), 400, "`host`"),
             ("/", ("upgrade", None), 426, "MQTT client"),
             ("/", ("connection", Some("close")), 400, "`Upgrade`"),
             ("/", ("connection", None), 400, "`Upgrade`"),

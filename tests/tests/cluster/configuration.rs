@@ -217,7 +217,11 @@ fn commands_of_a_cluster_tell_what_is_missing() {
     let status = cluster.ask(&["status"]).code(0).text();
     assert!(status.contains("leader    gw1 at "), "{status}");
     let checked = cluster.ask(&["check"]).code(0).text();
-    assert!(!checked.is_empty());
+    assert!(checked.contains("good: gw1 leads in epoch 1"), "{checked}");
+    cluster[0].kill();
+    let checked = cluster.ask(&["check"]).code(1).text();
+    let dead = "gw1 was the last leader and gives no sign of life";
+    assert!(checked.contains(dead), "{checked}");
     cluster.etcd.kill_all();
     for command in ["init", "status"] {
         named(command, NAME).code(3).says("etcd");

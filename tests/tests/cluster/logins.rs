@@ -256,3 +256,65 @@ fn hosts_show_etcd_the_certificate_it_asks_for() {
     let said = without.wait_for_line("waiting for etcd at ");
     assert!(said.contains("--cluster-cert"), "{said}");
 }
+
+/// In an earlier version a host used the certificate of its start until it was restarted, and its
+/// log did not say what etcd refused.
+#[test]
+fn replaced_certificate_is_used_without_a_restart() {
+    let files = tempfile::tempdir().unwrap();
+    let [first, second] = ["first", "second"].map(|it| Authority::new(files.path(), it));
+    let client = |authority: &Authority, name, serial| {
+        authority.client(&ClientCertificate {
+            name,
+            until: 2100,
+            serial,
+        })
+    };
+    let [former, present] = [client(&first, "former", 1), client(&second, "present", 2)];
+    let at = |name: &str| files.path().join(name);
+    let used = Pair {
+        certificate: at("used.crt"),
+        key: at("used.key"),
+    };
+    let replace = |by: &Pair| {
+        fs::copy(&by.certificate, &used.certificate).unwrap();
+        fs::copy(&by.key, &used.key).unwrap();
+    };
+    let (ca, certificate, key) = (
+        text(&at("ca.crt")),
+        text(&used.certificate),
+        text(&used.key),
+    );
+    fs::copy(&first.certificate, &ca).unwrap();
+    let settings = [
+        SHORT_LEASE,
+        ("cluster_ca", &*ca),
+        ("cluster_cert", &certificate),
+        ("cluster_key", &key),
+    ];
+    let mut cluster = Cluster::existing_on(asking_for_certificates(&first), &settings);
+    replace(&former);
+    let pair = ["--cluster-cert", &certificate, "--cluster-key", &key];
+    let init = [&["init", "--cluster-ca", &ca], &pair[..]].concat();
+    cluster.ask(&init).code(0);
+
+    replace(&present);
+    let host = cluster.add();
+    let said = cluster[host].wait_for_line("waiting for etcd at ");
+    assert!(said.contains("--cluster-cert"), "{said}");
+    replace(&former);
+    cluster[host].wait_until_ready();
+    let mut writer = cluster.store(host, "writer");
+    writer.set("key", "before");
+
+    // etcd reads at its start which certificates it accepts.
+    fs::copy(&second.certificate, &first.certificate).unwrap();
+    cluster.etcd.kill_all();
+    cluster.etcd.restart_all();
+    let request = writer.command(&["SET", "key", "after"]);
+    writer.client.start(request.publish());
+    let said = cluster[host].wait_for_log("received fatal alert");
+    assert!(said.contains("check --cluster-cert"), "{said}");
+    replace(&present);
+    cluster.store(host, "reader").set("other", "value");
+}

@@ -4,8 +4,9 @@ use std::{collections::HashMap, thread, time::Duration};
 
 use statehouse_tests::{
     Admin, Cluster, Etcd, Store, cluster,
-    command::{command, finish},
+    command::{add_user, command, finish},
     prometheus::{Prometheus, check_page, expect_data, panels},
+    reload::replace,
     run,
     wait::eventually,
     wait::until,
@@ -79,6 +80,8 @@ fn metrics_follow_the_work_and_the_leaders() {
     assert_eq!(figure(&cluster, follower, "lease_seconds"), None);
     let overview = |host: usize| Admin::of(&cluster[host]).done("GET", "/v1/overview", b"");
     let (of_leader, of_follower) = (overview(leader.host), overview(follower));
+    assert_eq!(of_leader["store"], cluster::NAME);
+    assert_eq!(of_follower["store"], cluster::NAME);
     assert_eq!(of_leader["cluster"]["role"], "leader");
     assert_eq!(of_leader["cluster"]["leader"], of_leader["host"]);
     let followers = of_leader["cluster"]["followers"].as_array().unwrap();
@@ -136,6 +139,25 @@ fn metrics_follow_the_work_and_the_leaders() {
     for host in [new.host, other] {
         wait_for(&cluster, host, "reaches_log", 1.0);
     }
+}
+
+/// Regression: a follower did not report files that it refused. It would lead with the former ones.
+#[test]
+fn follower_counts_refused_files_and_operators() {
+    let files = tempfile::tempdir().unwrap();
+    let users = files.path().join("users");
+    add_user(&users, "anna", "secret").code(0);
+    let setting = ("users", users.to_str().unwrap());
+    let cluster = Cluster::with(2, 1, &[SHORT_LEASE, setting]);
+    let follower = &cluster[cluster.follower()];
+    assert_eq!(follower.reloads("users", "refused"), 0);
+    replace(&users, "a line without a hash\n");
+    until("the file is refused", || {
+        follower.reloads("users", "refused") == 1
+    });
+    let stranger = Admin::of(follower).with_token("0123456789-another-token");
+    assert_eq!(stranger.ask("GET", "/v1/overview", b"").0, 401);
+    assert!(follower.refused("administer") > 0);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use statehouse_tests::{
     Admin, Browser, Cluster, Ran, cluster,
     command::{command, finish},
-    policies, run,
+    policies, run, run_in,
     wait::until,
 };
 
@@ -54,6 +54,51 @@ fn promoted_policy_answers_on_the_next_leader() {
     let policies = listing["policies"].as_array().unwrap().iter();
     let mut ours = policies.filter(|it| it["name"] == "marked-cluster");
     assert_eq!(ours.next().unwrap()["roles"][0], "active");
+}
+
+/// Regression: clusters of one name at different etcds were one target of orders, so an order that
+/// was captured at one of them worked at the others.
+#[test]
+fn orders_name_the_cluster_with_its_id() {
+    let keys = tempfile::tempdir().unwrap();
+    let keygen = ["policy", "keygen", "trusted", "--json"];
+    let made = run_in(keys.path(), &keygen, b"").code(0).object();
+    let trusted = ("trusted_keys", made["trusted_key"].as_str().unwrap());
+    let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE, trusted]);
+    let status = cluster.ask(&["status", "--json"]).code(0).text();
+    let status: Json = serde_json::from_str(&status).unwrap();
+    let store = status["store"].as_str().unwrap();
+    let id = store.strip_prefix("plant7-").unwrap();
+    assert!(id.len() == 16 && id.bytes().all(|it| it.is_ascii_hexdigit()));
+    for host in 0..2 {
+        cluster[host].wait_for_log(&format!("the name of this store is {store}"));
+    }
+    let push = |cluster: &Cluster, host: usize, store: &str, more: &[&str]| {
+        let broker = format!("mqtt://{}", cluster[host].address());
+        let push = [
+            "policy",
+            "push",
+            "--broker",
+            &broker,
+            "--key",
+            "trusted.key",
+        ];
+        run_in(
+            keys.path(),
+            &[&push[..], &["--store", store], more].concat(),
+            b"",
+        )
+    };
+    let module = policies::marked("ordered");
+    let promote = [module.to_str().unwrap(), "--promote"];
+    push(&cluster, 0, cluster::NAME, &promote)
+        .code(4)
+        .says(store);
+    push(&cluster, 0, store, &promote).code(0);
+    let (_, new) = cluster.fail_over();
+    let list = policy(&cluster, new.host, &["list"]).code(0).text();
+    assert!(list.contains(&format!("\nstore: {store}\n")), "{list}");
+    push(&cluster, new.host, store, &["--rollback"]).code(0);
 }
 
 /// A host that joins later must get the file of the policy before it can lead.

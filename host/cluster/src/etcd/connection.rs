@@ -1,8 +1,8 @@
 //! Calls of one server of etcd over gRPC, and the meaning of their errors.
 
 use std::error::Error;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
@@ -12,8 +12,8 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::Tls;
 use super::login::{Login, Session, Token, explained, has_expired};
+use super::tls::{Renewal, Tls};
 use crate::engine::EngineError;
 use crate::limits;
 
@@ -31,7 +31,7 @@ const PONG: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     url: Arc<str>,
-    channel: Channel,
+    link: Arc<Mutex<Link>>,
     /// The login, if a user is configured.
     session: Option<Session>,
     /// Whether it may have refused the certificate of this host: with TLS, until it answers.
@@ -40,12 +40,27 @@ pub(super) struct Server {
     is_foreign: Arc<AtomicBool>,
 }
 
+/// The connection to a server.
+#[derive(Debug)]
+struct Link {
+    channel: Channel,
+    /// Its certificates, if they may be replaced.
+    renewal: Option<Renewal>,
+}
+
+/// What to check if a server refuses the certificate of this host.
+const CHECK_OWN: &str = "if etcd asks for certificates, check --cluster-cert and --cluster-key";
+
 impl Server {
     /// Prepares a connection, which is established by its first call.
     pub(super) fn new(url: &str, tls: Option<&Tls>) -> Result<Self, String> {
+        let link = Link {
+            channel: channel(url, tls)?,
+            renewal: None,
+        };
         Ok(Self {
             url: url.into(),
-            channel: channel(url, tls)?,
+            link: Arc::new(Mutex::new(link)),
             session: None,
             may_refuse: Arc::new(AtomicBool::new(tls.is_some())),
             is_foreign: Arc::default(),
@@ -61,6 +76,40 @@ impl Server {
     pub(super) fn set_foreign(&self, is_foreign: bool) -> bool {
         let was_foreign = self.is_foreign.swap(is_foreign, Relaxed);
         is_foreign && !was_foreign
+    }
+
+    /// Replaces the certificates after the connection failed.
+    pub(super) fn renew_with(&self, renewal: Renewal) {
+        self.link().renewal = Some(renewal);
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The present connection.
+    fn channel(&self) -> Channel {
+        self.link().channel.clone()
+    }
+
+    /// Begins another connection if the certificates of this one were replaced. Calls under way,
+    /// such as watches, continue on theirs.
+    fn renew_tls(&self) {
+        // Taken, so that other calls do not wait for a disk that hangs.
+        let Some(mut renewal) = self.link().renewal.take() else {
+            return;
+        };
+        let renewed = renewal.renew(|tls| channel(&self.url, Some(tls)));
+        let mut link = self.link();
+        link.renewal = Some(renewal);
+        let Some(channel) = renewed else {
+            return;
+        };
+        link.channel = channel;
+        drop(link);
+        self.may_refuse.store(true, Relaxed);
+        let url = &self.url;
+        tracing::info!("connecting to etcd at {url} with the present certificates");
     }
 
     /// Sends each request as this user.
@@ -91,19 +140,21 @@ impl Server {
         F: Future<Output = Result<T, EngineError>>,
     {
         let answer = self.send_with_login(send).await;
-        match answer {
-            // In TLS 1.3 a client learns this after its first request, if at all.
-            Err(EngineError::Unknown(why)) if self.may_refuse.load(Relaxed) => {
-                Err(EngineError::Unknown(format!(
-                    "{why}; if etcd asks for certificates, check --cluster-cert and --cluster-key"
-                )))
-            }
-            Ok(_) => {
-                self.may_refuse.store(false, Relaxed);
-                answer
-            }
-            _ => answer,
+        match &answer {
+            Ok(_) => self.may_refuse.store(false, Relaxed),
+            Err(EngineError::NotApplied(_) | EngineError::Unknown(_)) => self.renew_tls(),
+            Err(_) => {}
         }
+        answer.map_err(|error| match error {
+            // In TLS 1.3 a client learns this after its first request, if at all.
+            EngineError::Unknown(why) if self.may_refuse.load(Relaxed) || is_alert(&why) => {
+                EngineError::Unknown(format!("{why}; {CHECK_OWN}"))
+            }
+            EngineError::NotApplied(why) if is_alert(&why) => {
+                EngineError::NotApplied(format!("{why}; {CHECK_OWN}"))
+            }
+            error => error,
+        })
     }
 
     async fn send_with_login<T, F>(&self, send: impl Fn(Token) -> F) -> Result<T, EngineError>
@@ -113,11 +164,11 @@ impl Server {
         let Some(session) = &self.session else {
             return send(None).await.map_err(|it| explained(it, None));
         };
-        let mut token = session.token(&self.channel).await?;
+        let mut token = session.token(&self.channel()).await?;
         let mut answer = send(token.clone()).await;
         if matches!(&answer, Err(EngineError::Refused(it)) if has_expired(it, token.as_ref())) {
             session.forget(&token).await;
-            token = session.token(&self.channel).await?;
+            token = session.token(&self.channel()).await?;
             answer = send(token.clone()).await;
         }
         answer.map_err(|it| explained(it, token.as_ref()))
@@ -169,7 +220,7 @@ where
     Q: Message + Clone + 'static,
     A: Message + Default + 'static,
 {
-    let send = |token| call(server.channel.clone(), path, request.clone(), token);
+    let send = |token| call(server.channel(), path, request.clone(), token);
     server.send(send).await
 }
 
@@ -207,7 +258,7 @@ where
     use tokio_stream::StreamExt as _;
     server
         .send(|token| {
-            let mut client = client(server.channel.clone());
+            let mut client = client(server.channel());
             let requests = tokio_stream::once(request.clone()).chain(tokio_stream::pending());
             async move {
                 client.ready().await.map_err(|it| unsent(&it))?;
@@ -220,6 +271,11 @@ where
             }
         })
         .await
+}
+
+/// Whether the other side ended a TLS connection with this error, as rustls words it.
+fn is_alert(why: &str) -> bool {
+    why.contains("received fatal alert")
 }
 
 fn unsent(error: &dyn Error) -> EngineError {

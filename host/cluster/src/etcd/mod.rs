@@ -12,6 +12,7 @@ mod cluster_id;
 mod connection;
 mod login;
 mod messages;
+mod tls;
 mod version;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,6 +36,8 @@ use messages::{
     PutRequest, RangeRequest, RangeResponse, Request, RequestOp, ResponseHeader, StatusResponse,
     TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
 };
+use tls::Renewal;
+pub use tls::{ReadTls, Tls};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
@@ -56,21 +59,6 @@ pub struct Etcd {
     cluster: ClusterId,
 }
 
-/// How to connect to etcd over TLS.
-#[derive(Clone)]
-pub struct Tls {
-    /// The certificate authority of the servers, as PEM.
-    pub ca_pem: Vec<u8>,
-    /// A certificate and its key for this client, as PEM.
-    pub identity_pem: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-impl std::fmt::Debug for Tls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").finish_non_exhaustive()
-    }
-}
-
 impl Etcd {
     /// Prepares connections to the endpoints, such as `https://etcd1:2379`. Must be called within a
     /// tokio runtime. Connects only when it is used. Fails if an endpoint or the TLS material is
@@ -81,13 +69,23 @@ impl Etcd {
         }
         let channels = endpoints
             .iter()
-            .map(|url| Server::new(url, tls.filter(|_| url.starts_with("https:"))));
+            .map(|url| Server::new(url, tls.filter(|_| uses_tls(url))));
         Ok(Self {
             urls: endpoints.to_vec(),
             endpoints: channels.collect::<Result<_, _>>()?,
             current: AtomicUsize::new(0),
             cluster: ClusterId::default(),
         })
+    }
+
+    /// Replaces the certificates `tls` of the endpoints by those that `read` returns. Reads them
+    /// after a connection failed, for the next one.
+    #[must_use]
+    pub fn with_renewed_tls(self, tls: &Tls, read: &ReadTls) -> Self {
+        for server in self.endpoints.iter().filter(|it| uses_tls(it.url())) {
+            server.renew_with(Renewal::new(read.clone(), tls.clone()));
+        }
+        self
     }
 
     /// Sends each request as this user.
@@ -168,6 +166,11 @@ impl Etcd {
         }
         Ok(())
     }
+}
+
+/// Whether the connection to an endpoint with this URL is encrypted.
+fn uses_tls(url: &str) -> bool {
+    url.starts_with("https:")
 }
 
 /// The id of the etcd cluster that a server belongs to, and the state.

@@ -14,6 +14,7 @@ mod restored;
 mod scenario;
 mod seeds;
 mod servers;
+mod shown;
 mod slow;
 mod space;
 mod store;

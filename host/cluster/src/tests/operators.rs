@@ -20,7 +20,7 @@ fn world() -> World {
     World::new(1, Faults::default())
 }
 
-fn put(key: Vec<u8>, value: &[u8]) -> Transaction {
+pub(super) fn put(key: Vec<u8>, value: &[u8]) -> Transaction {
     crate::access::always(
         key.clone(),
         vec![(key, Bytes::copy_from_slice(value))],
@@ -442,7 +442,7 @@ fn unreadable_record_does_not_hide_the_other_members() {
         let shown = shown.to_string();
         assert!(shown.contains("leader    a at h:1, epoch 1"), "{shown}");
         assert!(
-            shown.contains("a     leads  1      1.2.3    1 s ago  h:1      ok"),
+            shown.contains("a     leads  1      1.2.3    1 s ago  h:1      -"),
             "{shown}"
         );
         // The reason why a record cannot be read may be longer.

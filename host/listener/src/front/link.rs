@@ -1,8 +1,9 @@
 //! The link: a connection of each follower to the leader, over which the leader sends a beat at
 //! regular intervals. A beat is the byte 0, or the byte 1 and the [`Times`] of the leader. The
 //! follower sends a byte at the same intervals, and the leader is silent while these do not arrive.
-//! So beats prove both directions. Programs before [`Purpose::TwoWayLink`] send no such bytes, and
-//! end a link with them.
+//! So beats prove both directions. A link counts only while the leader receives these bytes: the
+//! connection of a process that is stopped stays open. Programs before [`Purpose::TwoWayLink`]
+//! send no such bytes, and end a link with them.
 //!
 //! A follower that receives nothing suspects the leader. A wrong suspicion must do no harm: it only
 //! makes the cluster ask the leader for a sign of life. After [`Front::hold`] without a beat, the
@@ -80,7 +81,8 @@ fn next_beat(bytes: &[u8]) -> Result<Option<Beat<'_>>, LinkError> {
 #[derive(Debug, Default)]
 pub struct Links {
     /// The hosts that have links to this one, with the number of links. They live and reach this
-    /// host, but their names are what they claim.
+    /// host, or did so less than [`limits::CLUSTER_LINK_SILENCE`] and a beat ago. Their names are
+    /// what they claim.
     followers: Mutex<BTreeMap<String, usize>>,
     /// Since when the leader that this host follows has sent nothing.
     silent_since: Mutex<Option<Instant>>,
@@ -297,16 +299,17 @@ pub(super) async fn end_lost(front: &Front) {
 /// Serves the link of a follower until this host does not lead any more, or the follower closes it.
 /// A leader that does not reach the log sends nothing: it cannot serve, and another host may.
 pub(super) async fn serve(front: &Front, host: &HostName, two_way: bool, mut socket: TcpStream) {
-    let _counted = front.links.add(host);
     let mut role = front.role.clone();
     tokio::select! {
-        () = send_beats(front, two_way, &mut socket) => {}
+        () = send_beats(front, host, two_way, &mut socket) => {}
         _ = role.wait_for(|role| role.broker().is_none()) => {}
     }
 }
 
-/// Sends beats until the follower closes the link or takes none.
-async fn send_beats(front: &Front, two_way: bool, socket: &mut TcpStream) {
+/// Sends beats until the follower closes the link or takes none. The link counts while the follower
+/// sends bytes too.
+async fn send_beats(front: &Front, host: &HostName, two_way: bool, socket: &mut TcpStream) {
+    let mut counted = Some(front.links.add(host));
     let (mut reader, mut writer) = socket.split();
     let (mut beat, mut ticks, mut ticked_at) = (beats(), [0; 64], Instant::now());
     loop {
@@ -318,8 +321,12 @@ async fn send_beats(front: &Front, two_way: bool, socket: &mut TcpStream) {
                 _ => return,
             },
             _ = beat.tick() => {
-                let is_heard = !two_way || ticked_at.elapsed() < limits::CLUSTER_LINK_SILENCE;
-                if !is_heard || !(front.reaches_log)() {
+                if two_way && ticked_at.elapsed() >= limits::CLUSTER_LINK_SILENCE {
+                    counted = None;
+                    continue;
+                }
+                counted.get_or_insert_with(|| front.links.add(host));
+                if !(front.reaches_log)() {
                     continue;
                 }
                 // The socket has room, unless the follower reads nothing.

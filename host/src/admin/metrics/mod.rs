@@ -19,6 +19,8 @@ use super::Sources;
 use super::answer::{Answer, with};
 use super::cluster::ClusterFigures;
 use crate::policies::manager::Listing;
+use statehouse_access::audit::Audit;
+use statehouse_files::watch::Reloads;
 use statehouse_server::{logging, shadow::ShadowReport};
 
 pub(super) use exposition::Format;
@@ -70,8 +72,14 @@ pub(super) fn of_store(
 }
 
 /// The page of a host that does not lead its cluster.
-pub(super) fn of_follower(figures: &ClusterFigures) -> Page {
+pub(super) fn of_follower(
+    figures: &ClusterFigures,
+    audit: &Audit,
+    reloads: Option<&Reloads>,
+) -> Page {
     let mut page = Page::default();
+    store::refusals(&mut page, &audit.counts());
+    store::reloads(&mut page, reloads.into_iter().flat_map(Reloads::counts));
     cluster::figures(&mut page, figures);
     of_process(&mut page);
     page

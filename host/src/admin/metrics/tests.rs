@@ -103,9 +103,15 @@ fn every_metric_is_documented_and_every_documented_one_exists() {
 
 #[test]
 fn a_follower_has_no_metrics_of_a_leader() {
-    let names = of_follower(&figures(None)).names();
-    assert!(names.contains("statehouse_cluster_epoch"));
-    assert!(names.contains("process_cpu_seconds_total"));
+    let names = of_follower(&figures(None), &Audit::default(), None).names();
+    for name in [
+        "statehouse_cluster_epoch",
+        "statehouse_access_refused_total",
+        "statehouse_reloads_total",
+        "process_cpu_seconds_total",
+    ] {
+        assert!(names.contains(name), "{name}");
+    }
     assert!(!names.contains("statehouse_cluster_lease_seconds"));
     assert!(!names.contains("statehouse_keys"));
 }

@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::front::Times;
-use crate::front::preface::{Answer, Key, Purpose, receive};
+use crate::front::preface::{Answer, Key, Purpose, Request, receive, send};
 use statehouse_config::limits;
 
 #[tokio::test]
@@ -110,6 +110,30 @@ async fn a_leader_that_receives_nothing_is_suspected() {
     is_lost.store(true, Ordering::SeqCst);
     eventually("a suspicion", || follower.suspicions() > 0).await;
     network.abort();
+}
+
+/// Regression: a stopped process keeps its connection, and counted as one that can lead next.
+#[tokio::test]
+async fn a_link_counts_while_its_follower_sends_bytes() {
+    let mut links = None;
+    let leader = Host::new("gw1", &["mqtt"], None, |front| {
+        links = Some(front.links.clone());
+    });
+    let links = links.unwrap();
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    let mut follower = TcpStream::connect(leader.port).await.unwrap();
+    let request = Request {
+        host: "gw9".parse().unwrap(),
+        purpose: Purpose::TwoWayLink,
+    };
+    let answer = send(&mut follower, &Key::new(&SECRET), &request).await;
+    assert_eq!(answer.unwrap(), Answer::Accepted);
+    let is_linked = || follower.try_write(&[0]).is_ok() && links.contains("gw9");
+    eventually("a link", is_linked).await;
+    eventually("silence", || !links.contains("gw9")).await;
+    eventually("a link again", is_linked).await;
+    assert_eq!(links.names(), ["gw9"]);
 }
 
 /// Such a leader refuses links of both directions, and ends one on which it receives a byte.
