@@ -121,7 +121,11 @@ fn rule<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CanaryRule, D::Err
         let error = "`rule` must have exactly one of `percent`, `clients` and `keys`";
         return Err(D::Error::custom(error));
     }
-    serde_json::from_value(rule).map_err(D::Error::custom)
+    let is_percent = rule.get("percent").is_some();
+    serde_json::from_value(rule).map_err(|error| match is_percent {
+        true => D::Error::custom("`percent` is a whole number from 1 to 100"),
+        false => D::Error::custom(error),
+    })
 }
 
 #[derive(Deserialize)]
@@ -326,7 +330,7 @@ impl Api {
                 let on =
                     percent::decode(&ask.on).ok_or_else(|| bad("`on` is not percent-encoded"))?;
                 explain::check(ask.command, &on).map_err(bad)?;
-                self.blocking(move |api| Ok(authz::explain(&api.sources, ask, &on)))
+                self.blocking(move |api| authz::explain(&api.sources, ask, &on))
                     .await
             }
             (&Method::GET, ["usage"]) => {

@@ -10,9 +10,12 @@ use statehouse_mqtt::{Broker, ClientStatus, Identity};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::Sources;
+use super::answer::Refusal;
+use super::query::bad;
 use statehouse_access::explain::{Explanation, Question, Wanted, reservation};
-use statehouse_access::rules::Principal;
+use statehouse_access::rules::{Action, Principal};
 use statehouse_core::store::Peer;
+use statehouse_transport::foreign::identity;
 
 /// A question: may this client do that?
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,6 +65,10 @@ pub(crate) struct Decision {
     pub(crate) rules: Option<PathBuf>,
     /// Whether a client with this id is connected.
     pub(crate) connected: bool,
+    /// Whether clients connect to a foreign broker, so that it is unknown whether this one is
+    /// connected.
+    #[serde(default)]
+    pub(crate) behind_broker: bool,
     /// The identity that the decision is based on.
     pub(crate) who: Who,
     /// The decision by the rules.
@@ -71,7 +78,8 @@ pub(crate) struct Decision {
     /// Why the client may not do this, regardless of the rules.
     #[serde(default)]
     pub(crate) reserved: Option<String>,
-    /// The sessions that the client's owner may have. The store does not report how many it has.
+    /// The sessions that the client's owner may have (the store does not report how many it has),
+    /// or what counts behind a foreign broker.
     #[serde(default)]
     pub(crate) note: Option<String>,
 }
@@ -88,8 +96,53 @@ pub(crate) fn reserved(client: &str, question: Question<'_>) -> Option<String> {
     reservation(client, question).map(str::to_owned)
 }
 
-/// Evaluates the question. `on` is the decoded key, topic or filter.
-pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
+/// Evaluates the question. `on` is the decoded key, topic or filter. Fails if a foreign broker
+/// decides it.
+pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Result<Decision, Refusal> {
+    match sources.server.link() {
+        Some(_) => explain_behind_broker(sources, ask, on),
+        None => Ok(explain_here(sources, ask, on)),
+    }
+}
+
+/// The decision of a store whose clients connect to a foreign broker. The store knows only the
+/// client ids in their requests.
+fn explain_behind_broker(sources: &Sources, ask: Ask, on: &[u8]) -> Result<Decision, Refusal> {
+    let question = Question::of(ask.command, on);
+    if !matches!(question.action, Action::Read | Action::Write) {
+        return Err(bad(
+            "clients connect to a foreign broker, and its rules decide this: ask about a key, such as SET KEY",
+        ));
+    }
+    let principal = Principal {
+        client: &ask.client,
+        user: None,
+        attributes: &[],
+    };
+    Ok(Decision {
+        rules: sources.access.rules_file(),
+        connected: false,
+        behind_broker: true,
+        who: Who::default(),
+        explanation: sources.access.explain(&principal, question),
+        limit: quota(sources, ask.command, &identity::named(&ask.client), on),
+        reserved: reserved(&ask.client, question),
+        note: Some("behind a foreign broker only the client id counts".to_owned()),
+    })
+}
+
+/// The quota of the store that would refuse the action.
+fn quota(sources: &Sources, command: Wanted, peer: &Peer, on: &[u8]) -> Option<String> {
+    let bound = match command {
+        Wanted::Set => sources.server.check_write(&peer.client, on),
+        Wanted::Keynotify => sources.server.check_watch(peer, on),
+        _ => Ok(()),
+    };
+    bound.err().map(|exceeded| exceeded.to_string())
+}
+
+/// The decision of a store that is the broker of its clients.
+fn explain_here(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
     let standing = (sources.broker.as_ref()).and_then(|broker| broker.client_status(&ask.client));
     let origin = standing.as_ref().and_then(|it| it.origin.as_ref());
     let mut who = ask.who.unwrap_or_default();
@@ -108,23 +161,17 @@ pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
         connection: origin.map_or(ConnectionId(0), |it| it.connection),
         session: origin.map_or(SessionId(0), |it| it.session),
     };
-    let bound = match ask.command {
-        Wanted::Set => sources.server.check_write(&ask.client, on),
-        Wanted::Keynotify => sources.server.check_watch(&peer, on),
-        _ => Ok(()),
-    };
-    let limit = match bound {
-        Err(exceeded) => Some(exceeded.to_string()),
-        Ok(()) => (sources.broker.as_ref()).and_then(|broker| {
-            at_the_broker(broker, &ask.client, standing.as_ref(), ask.command, on)
-        }),
-    };
+    let limit = quota(sources, ask.command, &peer, on).or_else(|| {
+        let broker = sources.broker.as_ref()?;
+        at_the_broker(broker, &ask.client, standing.as_ref(), ask.command, on)
+    });
     let note = (sources.broker.as_ref())
         .filter(|_| limit.is_none() && standing.is_none() && ask.command == Wanted::Connect)
         .and_then(share);
     Decision {
         rules: sources.access.rules_file(),
         connected: origin.is_some(),
+        behind_broker: false,
         who,
         explanation,
         limit,

@@ -82,13 +82,14 @@ impl Follower {
                 return None;
             }
             let Some(changes) = found else { break };
+            let now_ms = server.now_ms();
             let room = limits::ADMIN_CHANGES_SENT_MAX - events.len();
             let is_too_much = changes.found.len() > room;
             let sent = changes.found.into_iter().take(room);
             events.extend(sent.map(|(change, client)| {
                 event(
                     "change",
-                    &change_json(&change, client.as_deref(), &self.node),
+                    &change_json(&change, client.as_deref(), &self.node, now_ms),
                 )
             }));
             if is_too_much {
@@ -105,7 +106,8 @@ impl Follower {
     }
 }
 
-fn change_json(change: &Change, client: Option<&str>, node: &str) -> Json {
+/// A change that happened before `now_ms`, in milliseconds of the store's time.
+fn change_json(change: &Change, client: Option<&str>, node: &str, now_ms: u64) -> Json {
     json!({
         "key": json_bytes(change.key()),
         "kind": match change {
@@ -119,6 +121,23 @@ fn change_json(change: &Change, client: Option<&str>, node: &str) -> Json {
             Change::Set(entry) => Some(entry.value().len()),
             Change::Deleted(..) | Change::Expired(..) => None,
         },
-        "at": change.version().wall,
+        // A version may be ahead of the store's time.
+        "at": change.version().wall.min(now_ms),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use statehouse_core::store::Key;
+
+    #[test]
+    fn change_is_never_in_the_future() {
+        let at = |wall: u64| {
+            let key = Key::from_static(b"k");
+            let change = Change::Deleted(key, Stamp { wall, counter: 0 });
+            change_json(&change, None, "StateStore", 1_000)["at"].clone()
+        };
+        assert_eq!((at(900), at(61_000)), (json!(900), json!(1_000)));
+    }
 }

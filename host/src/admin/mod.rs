@@ -32,20 +32,21 @@ mod usage;
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use hyper::StatusCode;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use statehouse_mqtt::{Broker, Proof};
+use statehouse_mqtt::{AcceptFailures, Broker, Proof};
 use tokio::sync::watch;
 
 pub(crate) use access::is_bearer_token;
 pub use access::{Endpoint, new_token};
 pub use api::Api;
 pub(crate) use authz::{Ask, Decision, Who, reserved};
-pub(crate) use client::{Connection, ask, is_plain_url, is_tls_url};
+pub(crate) use client::{Connection, NoAnswer, Question, ask, is_plain_url, is_tls_url};
 pub(crate) use clients::{Client, Clients};
 pub(crate) use cluster::NO_LEADER;
 pub use cluster::{
@@ -204,11 +205,12 @@ impl Admin {
         let requests = Arc::new(requests);
         let arriving = Arc::new(Handshakes::new(admin_arriving_max()));
         let seats = Arc::new(Seats::default());
+        let mut failures = AcceptFailures::default();
         loop {
             let (socket, peer) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "the admin API cannot accept a connection");
+                    failures.log(&error, "the admin API cannot accept a connection");
                     tokio::time::sleep(limits::ADMIN_ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -252,8 +254,9 @@ async fn connection(
         .max_headers(limits::ADMIN_HEADERS_MAX)
         .max_header_size(limits::ADMIN_HEADER_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service);
+    let aged = tokio::time::sleep(limits::ADMIN_CONNECTION_TIMEOUT);
     tokio::select! {
-        ended = connection => {
+        ended = serve(connection, aged, |it| it.graceful_shutdown()) => {
             if let Err(error) = ended {
                 tracing::debug!(%error, "a connection to the admin API failed");
             }
@@ -266,6 +269,23 @@ async fn connection(
     }
 }
 
+/// Serves a connection until it has `aged`. Then `finish` must let it answer the request that it
+/// has begun, and no other one.
+async fn serve<C: Future>(
+    connection: C,
+    aged: impl Future<Output = ()>,
+    finish: impl FnOnce(Pin<&mut C>),
+) -> C::Output {
+    let mut connection = pin!(connection);
+    tokio::select! {
+        biased;
+        ended = connection.as_mut() => return ended,
+        () = aged => {}
+    }
+    finish(connection.as_mut());
+    connection.await
+}
+
 /// Waits until a certificate is not accepted any more.
 async fn refuted(certificate: Option<&dyn Proof>) {
     let Some(certificate) = certificate else {
@@ -273,5 +293,60 @@ async fn refuted(certificate: Option<&dyn Proof>) {
     };
     while certificate.is_good() {
         tokio::time::sleep(limits::ADMIN_CHECK_INTERVAL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use bytes::Bytes;
+    use http_body_util::Full;
+    use hyper::Response;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// Regression: the connection ended in the middle of a request.
+    #[tokio::test]
+    async fn aged_connection_answers_its_request_and_closes() {
+        let (mut client, server) = duplex(1 << 10);
+        let (arrived, may_answer) = (Notify::new(), Notify::new());
+        let service = service_fn(|_| async {
+            arrived.notify_one();
+            may_answer.notified().await;
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"done"))))
+        });
+        let connection = http1::Builder::new().serve_connection(TokioIo::new(server), service);
+        let serving = serve(connection, arrived.notified(), |it| {
+            it.graceful_shutdown();
+            may_answer.notify_one();
+        });
+        let asking = async {
+            let request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+            client.write_all(request).await.unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let (served, answer) = tokio::join!(serving, asking);
+        served.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(answer.contains("connection: close"), "{answer}");
+        assert!(answer.ends_with("\r\n\r\ndone"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn aged_connection_without_a_request_closes() {
+        let (mut client, server) = duplex(1 << 10);
+        let service =
+            service_fn(|_| async { Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))) });
+        let connection = http1::Builder::new().serve_connection(TokioIo::new(server), service);
+        let serving = serve(connection, std::future::ready(()), |it| {
+            it.graceful_shutdown()
+        });
+        serving.await.unwrap();
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
     }
 }

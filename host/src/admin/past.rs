@@ -18,11 +18,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answer::{Answer, Refusal, with};
 use super::query::{bad, key, number, text};
-use crate::past;
+use crate::past::{self, Given};
 use statehouse_config::{Fuel, limits, part_of_memory};
-use statehouse_core::clock::wall_ms;
 use statehouse_files::blocking;
-use statehouse_offline::{Bound, Candidate, Difference, Moment, Observer, Past, PastError, Tally};
+use statehouse_offline::{Bound, Candidate, Difference, Observer, Past, PastError, Tally};
 
 /// The data directory of a store.
 #[derive(Clone)]
@@ -56,8 +55,8 @@ pub struct Reader {
 
 /// A replay to do.
 pub(super) struct Wanted {
-    from: Option<Bound>,
-    to: Option<Bound>,
+    from: Option<Given<Bound>>,
+    to: Option<Given<Bound>>,
     limit: usize,
     fuel: Fuel,
     directory: DataDirectory,
@@ -123,12 +122,12 @@ impl Reader {
         let moment = text(uri, "as_of")?.ok_or_else(|| {
             bad("name the version or the time: /v1/value?key=KEY&as_of=2026-11-21T03:00:00Z")
         })?;
-        let moment = past::moment(&moment).map_err(bad)?;
-        if matches!(moment, Moment::Time(ms) if ms > wall_ms()) {
-            return Err(bad("`as_of` is still to come"));
-        }
+        let given = past::moment(&moment).map_err(bad)?;
         self.read(move |DataDirectory { path, node, .. }| {
-            let found = Past::open(path)?.as_of(&key, moment)?;
+            let past = Past::open(path)?;
+            let moment = given.within(&past)?;
+            let moment = moment.ok_or_else(|| bad("`as_of` is still to come"))?;
+            let found = past.as_of(&key, moment)?;
             past::as_of(&key, found, node).map_err(bad)
         })
         .await
@@ -222,7 +221,10 @@ impl Wanted {
         blocking(turn, move || {
             let fuel_max = fuel.get();
             let candidate = file.as_deref().map(|file| Candidate { file, fuel_max });
-            let replayed = Past::open(&directory.path)?.replay(from, to, candidate, &mut found);
+            let past = Past::open(&directory.path)?;
+            let within = |it: Option<Given<Bound>>| it.map(|it| it.within(&past)).transpose();
+            let (from, to) = (within(from)?, within(to)?);
+            let replayed = past.replay(from, to, candidate, &mut found);
             if found.is_cancelled() {
                 let seconds = limits::ADMIN_REPLAY_TIMEOUT.as_secs();
                 return Err(busy(&format!(
@@ -378,7 +380,9 @@ mod tests {
         let first = first.ok().unwrap();
         assert_eq!(
             first.from,
-            Some(Bound::LogPosition(statehouse_wal::LogPosition(3)))
+            Some(Given::Exactly(Bound::LogPosition(
+                statehouse_wal::LogPosition(3)
+            )))
         );
         assert_eq!(wanted(&reader, "", 0).err(), Some(503));
         drop(first);

@@ -5,7 +5,7 @@
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -30,6 +30,8 @@ use super::{Scope, metrics, page, roles};
 use statehouse_access::audit::{self, Audit, Refused};
 use statehouse_access::roles::Role;
 use statehouse_config::{limits, percent};
+use statehouse_files::watch::Reloads;
+use statehouse_listener::headers::has_host;
 use statehouse_mqtt::network;
 
 /// Reads why a host cannot pass clients on.
@@ -52,6 +54,8 @@ pub enum Subject {
         figures: ReadFigures,
         /// Reads its copy of the log.
         past: Arc<Reader>,
+        /// The files that it reloads, once they are known.
+        reloads: Arc<OnceLock<Weak<Reloads>>>,
     },
 }
 
@@ -110,7 +114,8 @@ impl Requests {
         if request.method() == Method::HEAD {
             *request.method_mut() = Method::GET;
         }
-        if let Err(error) = Access::check_form(request.headers()) {
+        let form = has_host(&request).and_then(|()| Access::check_form(request.headers()));
+        if let Err(error) = form {
             discard(request.into_body(), seat.clone());
             return last(Refusal::new(StatusCode::BAD_REQUEST, error).answer());
         }
@@ -218,10 +223,16 @@ impl Requests {
             ("/v1/overview", _) => self.overviews.answer().await,
             ("/v1/live", _) => Ok(self.overviews.live()),
             (_, Subject::Store(api)) => api.route(request, operator).await,
-            (_, Subject::Follower { figures, .. }) if is_metrics(request) => Ok(metrics::answer(
-                metrics::of_follower(&figures()),
-                request.headers(),
-            )),
+            (
+                _,
+                Subject::Follower {
+                    figures, reloads, ..
+                },
+            ) if is_metrics(request) => {
+                let reloads = reloads.get().and_then(Weak::upgrade);
+                let page = metrics::of_follower(&figures(), &self.audit, reloads.as_deref());
+                Ok(metrics::answer(page, request.headers()))
+            }
             ("/v1/history", Subject::Follower { past, .. }) if past.is_current() => {
                 past.history(request.uri()).await
             }

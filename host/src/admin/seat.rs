@@ -137,9 +137,11 @@ impl Seat {
         }
     }
 
-    /// Waits until the connection must end, whatever it does. A stream has a time limit of its own.
+    /// Waits until the connection must end, whatever it does: after its last request has had the
+    /// time for an answer. A stream has a time limit of its own.
     pub(super) async fn expired(&self) {
-        let streaming = timeout(limits::ADMIN_CONNECTION_TIMEOUT, self.streaming.notified());
+        let limit = limits::ADMIN_CONNECTION_TIMEOUT + limits::ADMIN_ANSWER_TIMEOUT;
+        let streaming = timeout(limit, self.streaming.notified());
         if streaming.await.is_ok()
             && let Some(stream) = self.stream.get()
         {

@@ -26,7 +26,9 @@ fn page_shows_the_store_changes_keys_and_survives_losses() {
     screen.view("Policies");
     screen.see("all requests");
     screen.failing_policy();
+    screen.canary_of_half_a_percent();
     screen.events();
+    screen.paused_events();
     // A reload keeps the login; the secret is in the storage of this tab only.
     screen.evaluate("location.reload()");
     screen.see("path=/v1/clients?id=victim");
@@ -87,6 +89,21 @@ fn page_edits_what_it_shows_and_notices_a_silent_store() {
     screen.check(&["ERR_"]);
 }
 
+/// Answers that come late, that are cut, or that are refused; names that look alike.
+#[test]
+fn page_shows_what_it_knows_and_no_more() {
+    let mut screen = Screen::start();
+    screen.log_in(TOKEN);
+    screen.closed_question();
+    screen.long_history();
+    screen.names_that_look_alike();
+    screen.hot_keys_with_one_beginning();
+    screen.foreign_broker();
+    screen.check(&["404"]);
+    screen.resumed_session();
+    screen.check(&[]);
+}
+
 /// All that an operator does with policies; roles; narrow windows; the keyboard.
 #[test]
 #[ignore = "a policy is built, and each view is opened several times"]
@@ -108,7 +125,12 @@ fn page_changes_policies_and_fits_a_phone() {
     screen.wait("document.querySelector('.example')");
     screen.evaluate("document.querySelector('.example').open = true");
     screen.see("candidate");
-    screen.act("End the comparison", "End it", "The comparison has ended.");
+    screen.click("End the comparison");
+    screen.see("The last counts and examples stay until the next comparison");
+    screen.click("End it");
+    screen.see("The comparison has ended.");
+    let last = screen.server.run(&["policy", "diff"]);
+    last.prints(&["candidate marked-page"]);
 
     screen.act("Canary …", "Start the canary", "The canary runs.");
     screen.see("5 % of the clients, always the same");

@@ -129,6 +129,26 @@ fn repeated_single_value_header_is_refused() {
 }
 
 #[test]
+fn request_of_http_1_1_without_a_host_is_refused() {
+    let server = Server::start();
+    let api = api(&server);
+    for (path, version, host, status) in [
+        ("/livez", "1.1", "", 400),
+        ("/livez", "1.1", "Host:\r\n", 400),
+        ("/v1/policies", "1.1", "", 400),
+        ("/livez", "1.1", "Host: store.example\r\n", 200),
+        ("/livez", "1.0", "", 200),
+    ] {
+        let request = format!(
+            "GET {path} HTTP/{version}\r\n{host}{}\r\nConnection: close\r\n\r\n",
+            api.bearer()
+        );
+        let (got, answer) = api.send(request.as_bytes());
+        assert_eq!(got, status, "{request}: {answer}");
+    }
+}
+
+#[test]
 fn invalid_path_method_or_body_is_a_client_error() {
     let server = Server::start();
     let api = api(&server);
@@ -166,7 +186,7 @@ fn invalid_path_method_or_body_is_a_client_error() {
 }
 
 #[test]
-fn canary_without_one_rule_names_the_rules() {
+fn canary_with_a_wrong_rule_learns_what_a_rule_is() {
     let server = Server::start();
     let admin = Admin::of(&server);
     for rule in [r#"{}"#, r#"{"percent":5,"clients":"a"}"#, r#"[]"#] {
@@ -177,6 +197,13 @@ fn canary_without_one_rule_names_the_rules() {
             answer.contains("exactly one of `percent`, `clients` and `keys`"),
             "{answer}"
         );
+    }
+    for percent in ["2.5", "-1", "300", "null", "\"5 %\""] {
+        let body = format!(r#"{{"policy":"builtin","rule":{{"percent":{percent}}}}}"#);
+        let (status, answer) = admin.ask("PUT", "/v1/canary", body.as_bytes());
+        assert_eq!(status, 400, "{percent}");
+        let expected = "`percent` is a whole number from 1 to 100";
+        assert!(answer.contains(expected), "{percent}: {answer}");
     }
 }
 

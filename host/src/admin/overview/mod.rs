@@ -211,6 +211,7 @@ mod tests {
             },
             figures: Arc::new(figures),
             past: Arc::new(Reader::new(None)),
+            reloads: Arc::default(),
         }
     }
 

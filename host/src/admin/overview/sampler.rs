@@ -225,6 +225,8 @@ fn set_present(
     });
     if let Some(leadership) = &sources.leadership {
         let place = leadership.place();
+        // Each host of a cluster shows its name; `/v1/policies` has that of the store.
+        overview.store.clone_from(&place.cluster);
         overview.host.clone_from(&place.host);
         overview.cluster = Some(cluster(&place, &leadership.figures()));
     }

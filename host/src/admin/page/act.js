@@ -1,19 +1,20 @@
 // Acts of the operator: each asks first, and shows the answer of the store.
 
-import { el, plain, text } from "./dom.js";
+import { el, oneLine, text } from "./dom.js";
 
 const NOTICES_MAX = 4;
 const id = (name) => document.getElementById(name);
 
 /**
  * Asks, then does `act()`, which resolves to the text of the answer. A failure stays in the dialog,
- * so that the operator can try again. Resolves to whether it was done.
+ * so that the operator can try again. Resolves to whether it was done when the question ended. The
+ * browser may close the dialog during the act. Its elements then belong to the next question, so
+ * the answer is a notice alone.
  */
 export function confirm({ title, body, yes, isDangerous = false, act }) {
   const dialog = id("ask"), form = dialog.querySelector("form"), button = id("ask-yes"), error = id("ask-error");
   text(id("ask-title"), title);
   id("ask-body").replaceChildren(...[body].flat().map((it) => (it instanceof Node ? it : el("p", {}, it))));
-  text(button, yes);
   button.className = isDangerous ? "danger" : "primary";
   error.hidden = true;
   return new Promise((resolve) => {
@@ -36,13 +37,14 @@ export function confirm({ title, body, yes, isDangerous = false, act }) {
       try {
         notice(await act());
         isDone = true;
-        end();
       } catch (refused) {
+        if (signal.aborted) return notice(refused.message, "bad");
         text(error, refused.message);
         error.hidden = false;
-      } finally {
-        busy(false);
       }
+      if (signal.aborted) return;
+      busy(false);
+      if (isDone) end();
     }, { signal });
     id("ask-no").addEventListener("click", end, { signal });
     dialog.addEventListener("cancel", (event) => {
@@ -50,6 +52,7 @@ export function confirm({ title, body, yes, isDangerous = false, act }) {
       if (!isBusy) end();
     }, { signal });
     dialog.addEventListener("close", () => dialog.open || end(), { signal });
+    busy(false);
     dialog.showModal();
     (dialog.querySelector("input,textarea,select") ?? (isDangerous ? id("ask-no") : button)).focus();
   });
@@ -58,7 +61,7 @@ export function confirm({ title, body, yes, isDangerous = false, act }) {
 /** Shows a result for some seconds; a reader of the screen hears it. */
 export function notice(message, kind = "good") {
   const list = id("notices");
-  const item = el(`p.${kind}`, {}, plain(message, 500), el("button.quiet", { type: "button", "aria-label": "Close", onclick: () => item.remove() }, "×"));
+  const item = el(`p.${kind}`, {}, oneLine(message, 500), el("button.quiet", { type: "button", "aria-label": "Close", onclick: () => item.remove() }, "×"));
   list.append(item);
   while (list.childElementCount > NOTICES_MAX) list.firstElementChild.remove();
   setTimeout(() => item.remove(), 12000);

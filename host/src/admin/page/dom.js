@@ -38,12 +38,19 @@ const UNSEEN_BUT_LINES = new RegExp(`(?![\\t\\n])${UNSEEN.source}`, "gu");
 
 const escaped = (it) => "\\u{" + it.codePointAt(0).toString(16) + "}";
 
-/** A name as one visible line, at most `max` characters. */
-export function plain(value, max = 200) {
+function cut(value, max, isCut) {
   const whole = String(value ?? "");
-  const cut = whole.length > max ? whole.slice(0, max) + "…" : whole;
-  return cut.replace(UNSEEN, escaped);
+  return isCut || whole.length > max ? whole.slice(0, max) + "…" : whole;
 }
+
+/**
+ * A name as one visible line, at most `max` characters. `isCut` says that it is only the beginning.
+ * Backslashes are escaped too, so that no name looks like the escapes of another one.
+ */
+export const plain = (value, max = 200, isCut = false) => cut(value, max, isCut).replaceAll("\\", "\\\\").replace(UNSEEN, escaped);
+
+/** A message as one visible line. Keeps backslashes, because it may quote names that are escaped. */
+export const oneLine = (value, max = 200) => cut(value, max, false).replace(UNSEEN, escaped);
 
 /** A text of several lines. */
 export const lines = (value) => String(value).replace(UNSEEN_BUT_LINES, escaped);
@@ -59,14 +66,14 @@ export function bytesOf(value) {
   return Uint8Array.from(atob(value.base64), (it) => it.charCodeAt(0));
 }
 
-/** Bytes as one visible line. */
-export function shown(value, max = 200) {
+/** Bytes as one visible line, as `plain` shows text. */
+export function shown(value, max = 200, isCut = false) {
   if (value === null || value === undefined) return "";
-  if (typeof value === "string") return plain(value, max);
+  if (typeof value === "string") return plain(value, max, isCut);
   const bytes = bytesOf(value);
-  const cut = bytes.length > max ? "…" : "";
+  const rest = isCut || bytes.length > max ? "…" : "";
   return Array.from(bytes.subarray(0, max), (it) =>
-    it > 32 && it < 127 ? String.fromCharCode(it) : "\\x" + it.toString(16).padStart(2, "0")).join("") + cut;
+    it === 0x5c ? "\\\\" : it > 32 && it < 127 ? String.fromCharCode(it) : "\\x" + it.toString(16).padStart(2, "0")).join("") + rest;
 }
 
 /** Bytes for a URL. */
@@ -144,7 +151,7 @@ export function moment(ms) {
 
 /**
  * A table that keeps its rows. A column is { title, of: (item) => text or element, number: bool,
- * by: (item) => what to sort by }.
+ * by: (item) => what to sort by }. Until the first `show` it says nothing, since nothing is known.
  */
 export function table({ caption, columns, keyOf, empty, limit = 200, onpick }) {
   const rows = new Map();
@@ -198,7 +205,7 @@ export function table({ caption, columns, keyOf, empty, limit = 200, onpick }) {
     if (row && !event.target.closest("button,a,input")) onpick(row.item);
   });
   const whole = el("table", { class: onpick ? "picks" : null }, el("caption.unseen", {}, caption), el("thead", {}, el("tr", {}, heads)), body);
-  show([]);
+  whole.hidden = true;
   return { element: el("div.table", {}, whole, note), show };
 }
 

@@ -1,6 +1,6 @@
 // The audit log: refusals, and the acts of operators.
 
-import { el, moment, plain } from "./dom.js";
+import { el, moment, oneLine, plain } from "./dom.js";
 import { following, level } from "./log.js";
 
 const KINDS = [["", "all kinds"], ["refusal", "refusals"], ["act", "acts"]];
@@ -19,11 +19,11 @@ export function open(main) {
     columns: [
       { title: "At", of: (it) => moment(it.at_ms) },
       { title: "Kind", of: (it) => level(it.kind) },
-      { title: "What", of: (it) => el("span", {}, plain(it.fields.what ?? it.text, 100)) },
+      { title: "What", of: (it) => el("span", {}, oneLine(it.fields.what ?? it.text, 100)) },
       { title: "Client", of: field("client", 60) },
       { title: "User", of: field("user", 60) },
       { title: "Address", of: field("peer", 60) },
-      { title: "More", of: (it) => el("span.line", {}, plain(it.fields.why ?? rest(it), 500)) },
+      { title: "More", of: (it) => el("span.line", {}, oneLine(it.fields.why ?? rest(it), 500)) },
     ],
   });
   kinds.addEventListener("change", list.begin);

@@ -2,7 +2,7 @@
 
 import { Refused, ask, get, past } from "./api.js";
 import { button, confirm, field, problem } from "./act.js";
-import { bytes as size, el, encoded, moment, number, panel, plain, same, shown, span, text } from "./dom.js";
+import { bytes as size, el, encoded, moment, number, oneLine, panel, plain, same, shown, span, text } from "./dom.js";
 import { difference, formsOf, textOf, view } from "./bytes.js";
 
 const HISTORY_MAX = 40;
@@ -130,10 +130,11 @@ export function keyView(page) {
     const load = async () => {
       newer.hidden = true;
       try {
-        const all = await past(`/v1/history?key=${encoded(key)}&limit=${HISTORY_MAX}`);
+        // One change more than is shown, for the difference of the oldest one.
+        const all = await past(`/v1/history?key=${encoded(key)}&limit=${HISTORY_MAX + 1}`);
         if (own === turn) list.replaceChildren(...changes(all));
       } catch (error) {
-        list.replaceChildren(el("p.dim", {}, plain(error.message, 500)));
+        list.replaceChildren(el("p.dim", {}, oneLine(error.message, 500)));
       }
     };
     load();
@@ -141,31 +142,37 @@ export function keyView(page) {
   }
 
   function changes({ changes: all, beginning }) {
-    const rows = all.map((it, at) => {
+    // What was before the oldest of these changes: why it is unknown, or its entry if it had one.
+    const { before, absent_before: isAbsent } = beginning;
+    const unknown = all.length < beginning.changes ? "The value before is not shown: the answer of the store has no room for it."
+      : before || isAbsent ? null : "The value before is older than the history.";
+    const first = unknown === null && before ? { event: "set", version: before.version, truncated: true } : null;
+    const rows = all.slice(0, HISTORY_MAX).map((it, at) => {
       const head = el("summary", {},
         moment(Date.parse(it.time)), el(`span.badge.${it.event === "set" ? "good" : "warn"}`, {}, it.event),
         el("span.by", {}, plain(it.client || "the store", 60), it.user && el("span.dim", {}, ` ${plain(it.user, 40)}`)),
         el("small.dim", {}, [it.policy && `${plain(it.policy.name, 30)}@${plain(it.policy.version, 20)}`, Number.isFinite(it.bytes) && `${number(it.bytes)} B`].filter(Boolean).join(" · ")));
       const body = el("div");
       const details = el("details", { open: at === 0 }, head, body);
-      const fill = () => details.open && !body.hasChildNodes() && compare(body, it, all[at + 1], at === all.length - 1 && beginning.before);
+      const fill = () => details.open && !body.hasChildNodes() && compare(body, it, all[at + 1] ?? first, at === all.length - 1 ? unknown : null);
       details.addEventListener("toggle", fill);
       if (at === 0) fill();
       return details;
     });
     const until = beginning.since ? `The history reaches back to ${beginning.since}.` : "";
-    const cut = all.length < beginning.changes ? ` ${number(all.length)} of ${number(beginning.changes)} changes are shown.` : "";
+    const cut = rows.length < beginning.changes ? ` ${number(rows.length)} of ${number(beginning.changes)} changes are shown.` : "";
     return [...rows, el("p.note.dim", {}, rows.length ? until + cut : `No change is known. ${until}`)];
   }
 
-  async function compare(body, now, before, isCut) {
+  /** Shows the difference from the change before, or the value alone if that is `unknown`. */
+  async function compare(body, now, before, unknown) {
     body.append(el("p.key.dim", {}, `version ${plain(now.version)}, record ${number(now.record)}`));
     try {
-      const [old, after] = await Promise.all([whole(before, isCut), whole(now)]);
-      body.append(difference(old, after));
-      if (isCut) body.append(el("p.note.dim", {}, "The value before is older than the history."));
+      const [old, after] = await Promise.all([whole(before), whole(now)]);
+      if (unknown === null) return body.append(difference(old, after));
+      body.append(after === null ? "" : view(after, formsOf(after)[0]), el("p.note.dim", {}, unknown));
     } catch (error) {
-      body.append(el("p.why", {}, plain(error.message, 500)));
+      body.append(el("p.why", {}, oneLine(error.message, 500)));
     }
   }
 

@@ -1,7 +1,7 @@
 // The path of a request with live rates and times, curves, limits, hot keys and slow requests.
 
 import { get, repeat } from "./api.js";
-import { bytes, el, micros, moment, number, panel, plain, rate, shown, span, svg, table, text, encoded } from "./dom.js";
+import { bytes, el, micros, moment, number, oneLine, panel, plain, rate, shown, span, svg, table, text, encoded } from "./dom.js";
 import { chart, gauge, meter, parts } from "./draw.js";
 
 const SECONDS = 300;
@@ -154,9 +154,10 @@ function gauges() {
 function hotKeys() {
   const list = table({
     caption: "Keys with the most requests", empty: "No key has had requests in the last seconds.", limit: 12,
-    keyOf: (it) => JSON.stringify(it.key),
+    // Several long keys may have the same beginning.
+    keyOf: (it, at) => (it.is_cut ? at : JSON.stringify(it.key)),
     columns: [
-      { title: "Key", of: (it) => it.is_cut ? el("span.key", {}, `${shown(it.key, 60)}…`) : el("a.key", { href: `#/keys/${encoded(it.key)}`, title: shown(it.key, 400) }, shown(it.key, 60)) },
+      { title: "Key", of: (it) => it.is_cut ? el("span.key", {}, shown(it.key, 60, true)) : el("a.key", { href: `#/keys/${encoded(it.key)}`, title: shown(it.key, 400) }, shown(it.key, 60)) },
       { title: "Requests/s", number: true, of: (it) => rate(it.requests_per_s) },
       { title: "Share", number: true, of: share },
     ],
@@ -183,7 +184,7 @@ function slowRequests() {
       { title: "Total", number: true, of: (it) => micros(it.total_us), by: (it) => it.total_us },
       { title: "Stages", of: where },
       { title: "Command", of: (it) => plain(it.command ?? "–", 20) },
-      { title: "Key", of: (it) => el("span.key", {}, plain(it.key ?? "–", 60)) },
+      { title: "Key", of: (it) => el("span.key", {}, oneLine(it.key ?? "–", 60)) },
       { title: "Client", of: (it) => el("span.key", {}, plain(it.client, 60)), by: (it) => it.client },
       { title: "Policy", of: (it) => plain(it.policy ?? "–", 60) },
     ],

@@ -25,6 +25,7 @@ const page = {
   now: () => Date.now() + page.ahead,
   wall: () => Date.now() + page.wallAhead,
 };
+/** `live` is the stream of the overview, or what resumes the session before. */
 let view = null, live = null;
 
 // The session.
@@ -150,7 +151,7 @@ function linked(error, wait) {
   if (page.samples.at(-1)?.doc) sample(null);
   const again = el("button", { type: "button", onclick: () => live.now() }, "Try now");
   const what = error instanceof Lost || error instanceof Refused ? error.message : `The page failed: ${error.message}`;
-  id("lost").replaceChildren(`${what} The next attempt is in ${Math.ceil(wait / 1000)} s; the page shows the last known state. `, again);
+  id("lost").replaceChildren(`${what.replace(/[^.!?]$/, "$&.")} The next attempt is in ${Math.ceil(wait / 1000)} s; the page shows the last known state. `, again);
 }
 
 setInterval(() => view?.tick?.(Date.now()), 1000);
@@ -204,13 +205,8 @@ id("theme").addEventListener("click", () => {
 colour();
 
 // A reload keeps the session of the tab.
-async function resume() {
+function resume() {
   if (!hasSession()) return showLogin("");
-  const trying = repeat(async (signal) => {
-    const session = await get("/v1/session", signal);
-    trying.stop();
-    start(session);
-  }, linked);
-  onEnd((why) => (trying.stop(), onEnd(showLogin), showLogin(why)));
+  live = repeat(async (signal) => start(await get("/v1/session", signal)), linked);
 }
 resume();

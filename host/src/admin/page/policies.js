@@ -2,7 +2,7 @@
 
 import { ask, get, json, repeat } from "./api.js";
 import { button, confirm, field, problem } from "./act.js";
-import { bytes, el, encoded, moment, number, panel, plain, shown, span, table, text } from "./dom.js";
+import { bytes, el, encoded, moment, number, oneLine, panel, plain, shown, span, table, text } from "./dom.js";
 import { comparison } from "./shadow.js";
 import { logPanel } from "./log.js";
 
@@ -71,7 +71,7 @@ export function open(main, page) {
     const share = canary?.rule.percent;
     const bar = share && el("div.split", { role: "img", "aria-label": `${share} % of the clients have the canary` }, el("i.good", {}, `${100 - share} %`), el("i.copper", {}, `${share} %`));
     if (bar) [...bar.children].forEach((it, at) => it.style.setProperty("flex-basis", `${at ? share : 100 - share}%`));
-    const warning = guard && el("p.why", {}, `The guard rolled back ${nameOfDigest(guard.policy)} at `, moment(guard.now_ms), `: ${plain(guard.why, 400)}`);
+    const warning = guard && el("p.why", {}, `The guard rolled back ${nameOfDigest(guard.policy)} at `, moment(guard.now_ms), `: ${oneLine(guard.why, 400)}`);
     const last = swap && el("p.note.dim", {}, "Last change of the active policy: ", moment(swap.at_ms), swap.gap_us === null ? "." : `, with a gap of ${number(swap.gap_us)} µs between two requests.`);
     roles.replaceChildren(...[warning, bar, ...rows, last].filter(Boolean));
   }
@@ -119,7 +119,7 @@ export function open(main, page) {
       ["signed by", origin?.signed_by && plain(origin.signed_by, 80)],
       ["commands", it.commands.filter((one) => one.requests).map((one) => `${plain(one.name, 30)} ${number(one.requests)}`).join(", ") || "none yet"],
       ["failures", failures(it) ? Object.entries(it.failures).filter((one) => one[1]).map(([name, count]) => `${name} ${number(count)}`).join(", ") : "none"],
-      ["last failure", it.last_failure && el("span.is-bad", {}, moment(it.last_failure.at_ms), ` ${plain(it.last_failure.why, 600)}`)],
+      ["last failure", it.last_failure && el("span.is-bad", {}, moment(it.last_failure.at_ms), ` ${oneLine(it.last_failure.why, 600)}`)],
       ["fuel", `mean ${number(it.fuel_mean)}, highest ${number(it.fuel_max)}`],
       ["not deterministic", it.impure || it.duplicates_different ? el("span.is-bad", {}, `${number(it.impure)} calls, ${number(it.duplicates_different)} duplicates`) : null],
     ].filter((one) => one[1]);
@@ -152,7 +152,7 @@ export function open(main, page) {
   });
 
   const endShadow = () => act({
-    title: "End the comparison?", yes: "End it", body: "Its counts and examples are discarded. Clients do not notice.",
+    title: "End the comparison?", yes: "End it", body: "Clients do not notice. The last counts and examples stay until the next comparison: `statehouse policy diff`.",
     act: () => report("The comparison has ended.")(ask("DELETE", "/v1/shadow")),
   });
 
@@ -177,7 +177,13 @@ export function open(main, page) {
 
   function canary(it) {
     const kind = el("select", {}, ["percent", "clients", "keys"].map((one) => el("option", { value: one }, { percent: "a percentage of clients", clients: "clients by pattern", keys: "keys by pattern" }[one])));
-    const value = el("input", { required: true, value: "5", maxlength: 1024, spellcheck: "false" });
+    // A text field ignores the limits of numbers.
+    const value = el("input", { type: "number", min: 1, max: 100, step: 1, required: true, value: "5", maxlength: 1024, spellcheck: "false" });
+    kind.addEventListener("change", () => {
+      const isPercent = kind.value === "percent";
+      value.type = isPercent ? "number" : "text";
+      value.value = isPercent ? "5" : "";
+    });
     return act({
       title: `Let ${nameOf(it)} answer some requests?`, yes: "Start the canary",
       body: ["It answers these clients or keys for real. The guard ends the canary if it fails too often.", field("For", kind), field("Percentage or pattern", value, "5, or a pattern such as line1/*")],

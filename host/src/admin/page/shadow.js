@@ -1,6 +1,6 @@
 // The comparison of a candidate with the active policy: sums, commands, and examples side by side.
 
-import { el, lines, moment, number, panel, plain, text } from "./dom.js";
+import { el, lines, moment, number, oneLine, panel, plain, text } from "./dom.js";
 import { parts } from "./draw.js";
 
 const EXAMPLES_MAX = 40;
@@ -59,7 +59,7 @@ function example(it, open) {
   ].filter((row) => row[1] || row[2]);
   const cell = (value, other) => el("pre", { class: value === other ? null : "is-different" }, value ? lines(value).slice(0, 4000) : "–");
   return el("details.example", { "data-id": id, open: open.has(id) },
-    el("summary", {}, el("span.badge.copper", {}, plain(it.kind).replaceAll("_", " ")), el("code", {}, plain(it.request.join(" "), 160)), el("small.dim", {}, plain(it.client, 60), " · ", moment(it.now_ms))),
+    el("summary", {}, el("span.badge.copper", {}, plain(it.kind).replaceAll("_", " ")), el("code", {}, oneLine(it.request.join(" "), 160)), el("small.dim", {}, plain(it.client, 60), " · ", moment(it.now_ms))),
     el("div.sides", {},
       el("span"), el("b", {}, "active"), el("b", {}, "candidate"),
       rows.flatMap(([name, active, candidate]) => [el("span.dim", {}, name), cell(active, candidate), cell(candidate, active)])));

@@ -36,7 +36,7 @@ export function tree(onpick) {
   /** Reads the next page of a level. */
   async function more(of) {
     const after = of.next === null ? "" : `&after=${encodeURIComponent(of.next)}`;
-    const shownBefore = of.rows.length;
+    const lastBefore = of.rows.at(-1);
     untail(of);
     let page;
     try {
@@ -51,7 +51,7 @@ export function tree(onpick) {
     of.next = page.next;
     end(of);
     rove();
-    return of.rows[shownBefore];
+    return of.rows[of.rows.indexOf(lastBefore) + 1];
   }
 
   /** Reads a level after a click. The button is removed, so the focus moves on. */
@@ -96,7 +96,6 @@ export function tree(onpick) {
       else if (!row.isKey || !isNewer(row)) detail(row, entry);
     }
     if (of.next === null) of.next = page.next;
-    // A button that is still right keeps its focus.
     if (!of.last) end(of);
     rove();
   }
@@ -106,7 +105,8 @@ export function tree(onpick) {
     const name = entry.kind === "key" ? entry.key : entry.name;
     const at = of.rows.findIndex((it) => compare(it.key, name) > 0);
     if (at < 0 && of.next !== null) return null;
-    untail(of);
+    // A button that is still right keeps its focus.
+    if (!of.last?.querySelector("button") || of.rows.length + 1 >= LEVEL_MAX) untail(of);
     return add(of, entry, at < 0 ? of.rows.length : at);
   }
 
@@ -159,6 +159,8 @@ export function tree(onpick) {
     if (!open) {
       if (row.below) clear(row.below);
       row.below = null;
+      // The row that took part in the order of the Tab key may have been below.
+      if (!element.querySelector('.row[tabindex="0"]')) row.tabIndex = 0;
     } else if (!row.below) {
       row.below = level(row.key, row.level.depth + 1, row);
       more(row.below);
@@ -225,8 +227,10 @@ export function tree(onpick) {
       const cut = all.indexOf(DELIMITER.charCodeAt(0), head.length);
       const name = cut < 0 ? key : ofBytes(all.slice(0, cut + 1));
       let row = of.byName.get(JSON.stringify(name));
-      if (!row && isSet && of.next === null && of.rows.length < LEVEL_MAX) {
+      if (!row && isSet && of.rows.length < LEVEL_MAX) {
+        const last = of.last;
         row = insert(of, cut < 0 ? { kind: "key", key } : { kind: "prefix", name });
+        if (last && !of.last) end(of);
         rove();
       }
       if (!row) return;

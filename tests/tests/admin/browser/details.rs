@@ -1,6 +1,7 @@
 //! What the page shows and does while a key changes, a clock is wrong, or the store is silent.
 
 use serde_json::json;
+use statehouse_tests::wait::until;
 
 use super::screen::Screen;
 
@@ -19,6 +20,245 @@ impl Screen {
             "(() => {{ const it = [...document.querySelectorAll('main button')].find((it) => it.textContent.startsWith({words})); it?.click(); return it; }})()"
         );
         self.wait(&script);
+    }
+
+    /// Lets a function with this body answer the requests of the page. `real()` asks the store.
+    pub(super) fn intercept(&mut self, body: &str) {
+        self.evaluate(&format!(
+            "{{
+               window.untouched ??= fetch;
+               window.fetch = async (url, options) => {{
+                 const real = () => untouched(url, options), path = String(url);
+                 {body}
+               }};
+               0;
+             }}"
+        ));
+    }
+
+    /// Ends [`intercept`](Self::intercept).
+    pub(super) fn intercept_no_more(&mut self) {
+        self.evaluate("window.fetch = untouched; 0");
+    }
+
+    /// Opens a key by its link.
+    fn open_key(&mut self, key: &str) {
+        let path = format!("#/keys/{key}");
+        self.evaluate(&format!("location.hash = {}", json!(path)));
+        self.wait(&format!(
+            "document.querySelector('.head h2')?.textContent === {}",
+            json!(key)
+        ));
+    }
+
+    /// The browser closes a dialog at the second Escape, also one that waits for the store. Its
+    /// answer must not change the next question.
+    pub(super) fn closed_question(&mut self) {
+        let mut other = self.server.store("hmi-7");
+        other.set("asked", "v");
+        other.set("asked-next", "v");
+        self.view("Keys");
+        self.intercept(
+            "if (options.method !== 'DELETE') return real();
+             await new Promise((go) => (window.go = go));
+             return window.isRefused ? new Response('{\"error\": \"refused late\"}', { status: 403 }) : real();",
+        );
+        let question = "['#ask-yes', '#ask-error'].map((it) => document.querySelector(it)).map((it) => [it.textContent, it.disabled ?? it.hidden])";
+        for (is_refused, notice) in [(true, "refused late"), (false, "Deleted: asked.")] {
+            self.evaluate(&format!(
+                "window.go = null; window.isRefused = {is_refused}"
+            ));
+            self.open_key("asked");
+            self.click("Delete");
+            self.click("Delete it");
+            self.wait("go && document.querySelector('#ask-yes').disabled");
+            self.evaluate("document.querySelector('#ask').close()");
+            self.open_key("asked-next");
+            self.click("Edit");
+            self.fill(".editor textarea", "changed");
+            self.click("Review …");
+            self.see("Change this key?");
+            let asked = self.evaluate(question);
+            assert_eq!(asked[0], json!(["Change it", false]));
+            self.evaluate("go()");
+            self.see(notice);
+            assert_eq!(self.evaluate(question), asked);
+            let is_open = "document.querySelector('#ask').open";
+            assert_eq!(self.evaluate(is_open), json!(true));
+            for _ in 0..2 {
+                self.click("Cancel");
+            }
+        }
+        self.intercept_no_more();
+        assert_eq!(other.get("asked"), None);
+        assert_eq!(other.get("asked-next"), Some(b"v".to_vec()));
+    }
+
+    /// The change before the oldest one that is shown, and changes before which nothing is known.
+    pub(super) fn long_history(&mut self) {
+        let mut other = self.server.store("hmi-7");
+        for number in 0..45 {
+            other.set("often", format!("v{number}"));
+        }
+        let open_oldest = "[...document.querySelectorAll('.history summary')].at(-1).click()";
+        let of_oldest = |selector: &str| {
+            format!(
+                "[...document.querySelectorAll('.history details')].at(-1).querySelector('{selector}')"
+            )
+        };
+        self.open_key("often");
+        self.see("40 of 45 changes are shown.");
+        self.evaluate(open_oldest);
+        for (side, value) in [(".diff .out", "v4"), (".diff .in", "v5")] {
+            let side = of_oldest(side);
+            self.wait(&format!("{side}.textContent.endsWith('{value}')"));
+        }
+        for (beginning, note) in [
+            (
+                "{ changes: 9, absent_before: true }",
+                "The value before is not shown",
+            ),
+            (
+                "{ changes: 2, absent_before: false }",
+                "The value before is older than the history.",
+            ),
+        ] {
+            self.intercept(&format!(
+                "const answer = await real();
+                 if (!path.startsWith('/v1/history')) return answer;
+                 const all = await answer.json();
+                 const changes = all.changes.slice(0, 2), beginning = {{ ...all.beginning, ...{beginning} }};
+                 return new Response(JSON.stringify({{ changes, beginning }}));"
+            ));
+            self.evaluate("location.hash = '#/keys'");
+            self.wait("document.querySelector('.pick')");
+            self.open_key("often");
+            self.wait("document.querySelectorAll('.history details').length === 2");
+            self.evaluate(open_oldest);
+            self.see(note);
+            let is_value = format!("{}.textContent === 'v43'", of_oldest("pre"));
+            assert_eq!(self.evaluate(&is_value), json!(true));
+            let difference = self.evaluate(&of_oldest(".diff"));
+            assert!(difference.is_null(), "{difference}");
+        }
+        self.intercept_no_more();
+    }
+
+    /// A name with an invisible character, and the name that is the text of its escape.
+    pub(super) fn names_that_look_alike(&mut self) {
+        let mut other = self.server.store("hmi-7");
+        other.set("\u{feff}z", "invisible");
+        other.set("\\u{feff}z", "escape");
+        self.view("Keys");
+        for (name, value) in [("\\u{feff}z", "invisible"), ("\\\\u{feff}z", "escape")] {
+            self.click(name);
+            self.see_value(value);
+            let title = self.evaluate("document.querySelector('.head h2').textContent");
+            assert_eq!(title, json!(name));
+        }
+    }
+
+    /// Keys whose beginnings are equal, as far as the store keeps them.
+    pub(super) fn hot_keys_with_one_beginning(&mut self) {
+        let mut other = self.server.store("hmi-7");
+        let keys = ["1", "2"].map(|end| "k".repeat(300) + end);
+        for key in &keys {
+            other.set(key, "v");
+        }
+        self.view("Overview");
+        let rows = "[...document.querySelectorAll('.hot tbody tr')].filter((it) => it.cells[0].textContent === 'k'.repeat(60) + '…').length";
+        until("both keys are shown", || {
+            for key in &keys {
+                for _ in 0..20 {
+                    other.get(key);
+                }
+            }
+            self.evaluate(rows) == json!(2)
+        });
+    }
+
+    /// Behind a foreign broker the store knows clients that own keys, and no connections.
+    pub(super) fn foreign_broker(&mut self) {
+        self.evaluate("window.go = null");
+        self.intercept(
+            "if (path.startsWith('/v1/usage')) await new Promise((go) => (window.go = go));
+             if (!path.startsWith('/v1/clients')) return real();
+             return new Response('{\"error\": \"ask the foreign broker\"}', { status: 409 });",
+        );
+        self.view("Clients");
+        self.wait("go");
+        // Nothing is known before the first answer.
+        let text = self.evaluate("document.querySelector('main').innerText");
+        assert!(!text.to_string().contains("No client"), "{text}");
+        self.evaluate("go()");
+        self.wait(
+            "(() => {
+               const at = (name) => [...document.querySelectorAll('thead th')].findIndex((it) => it.textContent.trim() === name);
+               const row = [...document.querySelectorAll('tbody tr')].find((it) => it.cells[0].textContent === 'plc-1');
+               return row.cells[at('Keys')].textContent === '4' && row.cells[at('Connected')].textContent === '–';
+             })()",
+        );
+        self.see("The foreign broker has the connections.");
+        self.wait("document.querySelector('main .why').hidden");
+        self.intercept_no_more();
+    }
+
+    /// A reload, after which the store refuses the session for a while.
+    pub(super) fn resumed_session(&mut self) {
+        let source = "{
+            const real = fetch;
+            window.isFull = true;
+            window.asked = 0;
+            window.fetch = async (url, options) => {
+              if (String(url) !== '/v1/session' || !isFull) return real(url, options);
+              asked++;
+              return new Response('{\"error\": \"too many connections\"}', { status: 503 });
+            };
+          }";
+        let how = json!({ "source": source });
+        let script = self.send("Page.addScriptToEvaluateOnNewDocument", how);
+        self.evaluate("location.reload()");
+        self.see("too many connections. The next attempt is in");
+        let asked = self.evaluate("asked");
+        self.click("Try now");
+        self.wait(&format!("asked > {asked}"));
+        self.check(&[]);
+        self.evaluate("isFull = false");
+        self.wait("document.querySelector('#link').textContent === 'live'");
+        let how = json!({ "identifier": script["identifier"] });
+        self.send("Page.removeScriptToEvaluateOnNewDocument", how);
+    }
+
+    /// A pause keeps new entries off the list, and not those that a filter or a kind chooses.
+    pub(super) fn paused_events(&mut self) {
+        let act = "path=/v1/clients?id=victim";
+        self.see(act);
+        self.click("Pause");
+        self.fill("main select", "refusal");
+        self.see("administer");
+        self.wait(&format!("!document.body.innerText.includes('{act}')"));
+        self.fill("main .tools input", "no such text");
+        self.see("No line in the list matches the filter.");
+        self.fill("main .tools input", "");
+        self.fill("main select", "");
+        self.see(act);
+        self.server.run(&["clients", "kick", "stranger"]).code(1);
+        let text = self.evaluate("document.querySelector('main').innerText");
+        assert!(!text.to_string().contains("stranger"), "{text}");
+        self.click("Continue");
+        self.see("stranger");
+    }
+
+    /// A canary takes whole percentages of the clients. A policy without a role is chosen.
+    pub(super) fn canary_of_half_a_percent(&mut self) {
+        self.click("Canary …");
+        self.fill("dialog input", "0.5");
+        self.click("Start the canary");
+        let is_refused = "document.querySelector('dialog input:invalid').validity.stepMismatch && !document.querySelector('#ask-yes').disabled";
+        assert_eq!(self.evaluate(is_refused), json!(true));
+        self.fill("dialog select", "clients");
+        self.wait("(({ type, value }) => type === 'text' && value === '')(document.querySelector('dialog input'))");
+        self.click("Cancel");
     }
 
     /// A change is for the version that the editor shows, also if the page reads the key meanwhile.

@@ -344,8 +344,21 @@ impl Screen {
         self.see_rows("setpoint", 1);
         thread::sleep(Duration::from_secs(1));
         self.see_rows("setpoint", 1);
+        // One row takes part in the order of the Tab key, also after it was closed.
+        self.click("setpoint");
+        self.click("oven/");
+        self.see_rows("setpoint", 0);
+        let stops = "document.querySelectorAll('.row[tabindex=\"0\"]').length";
+        assert_eq!(self.evaluate(stops), json!(1));
+        // A stream that opens causes another read of the level, with room for 100 names more.
+        self.intercept(
+            "const answer = await real(), limit = path.match(/^.v1.keys.*limit=(\\d+)/)?.[1];
+             if (limit) setTimeout(() => (window.limits ??= []).push(limit), 200);
+             return answer;",
+        );
         self.fill(".find input", "valve/state");
         self.see_rows("state", 1);
+        self.wait("limits.includes('101')");
 
         let mut other = self.server.store("hmi-8");
         for number in 0..101 {
@@ -353,7 +366,13 @@ impl Screen {
         }
         self.fill(".find input", "many/");
         self.see_rows("099", 1);
+        self.wait("limits.includes('200')");
+        self.intercept_no_more();
         self.evaluate("document.querySelector('.tail button').focus()");
+        other.set("many/050a", "v");
+        self.see_rows("050a", 1);
+        let is_focused = "document.activeElement === document.querySelector('.tail button')";
+        assert_eq!(self.evaluate(is_focused), json!(true));
         self.click("More …");
         self.wait("document.activeElement.textContent.startsWith('100')");
 

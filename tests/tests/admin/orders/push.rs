@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Fate, Proxy, Ran, Server, Way,
+    Fate, Mosquitto, Proxy, Ran, Server, Way,
     broker::{Broker, Greeting},
     run_in,
 };
@@ -132,6 +132,18 @@ async fn push_fails_if_it_may_not_subscribe_to_the_status() {
     client.answer_subscribe(&[0x87]).await;
     assert!(client.rest().await.is_empty(), "it sent more");
     pushing.await.unwrap().code(4).says("NotAuthorized");
+}
+
+/// Regression: the exit code was that of a refusal by a store.
+#[test]
+fn push_to_a_broker_without_a_store_exits_with_3() {
+    let broker = Mosquitto::start();
+    let directory = tempfile::tempdir().unwrap();
+    keygen(directory.path(), "trusted");
+    let rollback = ["--store", "any", "--rollback"];
+    push(directory.path(), &broker.url(), "trusted.key", &rollback)
+        .code(3)
+        .says("no subscriber for orders");
 }
 
 /// The chunks must fit the maximum packet size of the broker.
