@@ -12,7 +12,7 @@ pub const STORE: &str = "statehouse";
 pub const PASSWORD: &str = "secret";
 
 /// The path of one of the documented files.
-fn file(name: &str) -> PathBuf {
+pub fn file(name: &str) -> PathBuf {
     let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../host/docs/foreign-brokers");
     PathBuf::from(docs).join(name)
 }

@@ -209,7 +209,9 @@ impl Run {
             Step::Wait(ms) => thread::sleep(Duration::from_millis(ms)),
             Step::At(_) => panic!("a server's clock cannot be set"),
             Step::Compare { left, sign, right } => {
-                self.variables.compare(&left, &sign, &right).unwrap();
+                let now = |offset_ms| Hlc::now(offset_ms).to_string();
+                let compared = self.variables.compare(&left, &sign, &right, now);
+                compared.unwrap();
             }
         }
         None

@@ -75,6 +75,7 @@ impl AccessFlags {
             tokens: None,
             client_certificates: false,
             users_are_operators: false,
+            behind_broker: false,
         }
     }
 

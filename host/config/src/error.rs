@@ -12,7 +12,7 @@ use statehouse_files::watch::FileError;
 pub enum ConfigError {
     /// The file could not be read.
     #[error("cannot read the configuration file {0}: {1}")]
-    Read(PathBuf, std::io::Error),
+    Read(PathBuf, #[source] std::io::Error),
     /// The file could not be read again.
     #[error(transparent)]
     ReadAgain(#[from] FileError),
@@ -106,6 +106,11 @@ pub enum ConfigError {
         "users, certificates, tokens and allow_anonymous apply to clients that connect to this store. Behind a foreign broker clients connect to the broker: configure them there, and remove them here. Users of the admin API need an address of it: add --admin https://ADDR:PORT"
     )]
     AccessBehindBroker,
+    /// A setting of the embedded broker, which would have no effect behind a foreign one.
+    #[error(
+        "{0} is a setting of the embedded broker, and has no effect behind a foreign one: configure that broker, and remove {0}"
+    )]
+    BehindBroker(&'static str),
     /// A setting that requires a foreign broker.
     #[error("{0} requires a foreign broker: add --broker URL, or remove {0}")]
     WithoutBroker(&'static str),
@@ -135,5 +140,5 @@ pub enum ConfigError {
     CollectorHeader(PathBuf, usize),
     /// The password file could not be read.
     #[error("cannot read the password file {0}: {1}")]
-    Password(PathBuf, std::io::Error),
+    Password(PathBuf, #[source] std::io::Error),
 }

@@ -1,13 +1,16 @@
 //! Parses the configuration file into the same settings as the flags. An error names the line.
 
+use std::any::TypeId;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use serde::de::{DeserializeOwned, DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -43,11 +46,24 @@ static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     own.chain(groups.into_iter().flatten()).copied().collect()
 });
 
-/// A file without unknown keys, which are errors: a misspelled setting would have no effect.
+/// The keys whose values are paths. Those of lists have a path in each element.
+static PATHS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let flags = <Flags as clap::Args>::augment_args(clap::Command::new(""));
+    let paths = flags
+        .get_arguments()
+        .filter(|it| it.get_value_parser().type_id() == TypeId::of::<PathBuf>());
+    paths.map(|it| it.get_id().to_string()).collect()
+});
+
+/// A file without unknown keys, which are errors: a misspelled setting would have no effect. It has
+/// no empty paths either, which flags and variables cannot have.
 struct KnownKeys;
 
-/// One key of the file.
+/// One key of the file. Yields whether its value is a path.
 struct KnownKey;
+
+/// A path that is not empty, or a list of them.
+struct NonemptyPath;
 
 impl<'de> Deserialize<'de> for KnownKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -63,31 +79,61 @@ impl<'de> Visitor<'de> for KnownKeys {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
-        while map.next_key_seed(KnownKey)?.is_some() {
-            map.next_value::<IgnoredAny>()?;
+        while let Some(is_path) = map.next_key_seed(KnownKey)? {
+            if is_path {
+                map.next_value::<NonemptyPath>()?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
         }
         Ok(self)
     }
 }
 
-impl<'de> DeserializeSeed<'de> for KnownKey {
-    type Value = ();
+impl<'de> Deserialize<'de> for NonemptyPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+impl<'de> Visitor<'de> for NonemptyPath {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a path")
+    }
+
+    fn visit_str<E: Error>(self, path: &str) -> Result<Self, E> {
+        match path {
+            "" => Err(E::custom("the path is empty: name one, or remove the line")),
+            _ => Ok(self),
+        }
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut paths: A) -> Result<Self, A::Error> {
+        while paths.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for KnownKey {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
         deserializer.deserialize_identifier(self)
     }
 }
 
 impl Visitor<'_> for KnownKey {
-    type Value = ();
+    type Value = bool;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the name of a setting")
     }
 
-    fn visit_str<E: Error>(self, key: &str) -> Result<(), E> {
+    fn visit_str<E: Error>(self, key: &str) -> Result<bool, E> {
         match KEYS.contains(&key) {
-            true => Ok(()),
+            true => Ok(PATHS.iter().any(|it| it == key)),
             false => {
                 let absent = ClusterFlags::absent(key);
                 Err(E::custom(absent.unwrap_or_else(|| unknown(key))))

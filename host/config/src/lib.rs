@@ -236,6 +236,7 @@ impl Config {
         let mut access = wrong.or_else(access, || settings.access.clone().without_tokens());
         let AdminAddress { local, tls } = settings.admin.clone().unwrap_or_default();
         access.users_are_operators = attached && tls.is_some();
+        access.behind_broker = attached;
         if attached && access.is_about_connecting() {
             wrong.add(ConfigError::AccessBehindBroker);
         }
@@ -246,6 +247,9 @@ impl Config {
         }
         if attached && !listeners.listen.is_empty() {
             wrong.add(ConfigError::BrokerAndListen);
+        }
+        for name in of_embedded_broker(&settings).filter(|_| attached) {
+            wrong.add(ConfigError::BehindBroker(name));
         }
         access.client_certificates = listeners.tls_client_ca.is_some();
         let listeners = wrong.or_else(listeners.load(&access, tls), || {
@@ -344,6 +348,20 @@ impl Wrong {
     fn time(&mut self, set: Option<Span>, default_ms: u64, bounds: TimeBounds) -> u64 {
         self.or_else(time(set, default_ms, bounds), || default_ms)
     }
+}
+
+/// The given settings of the embedded broker that a store behind a foreign broker must not ignore
+/// silently: the operator would count on them. Its limits of memory and of numbers are no such
+/// settings, because they have defaults, and every broker has limits of its own.
+fn of_embedded_broker(settings: &Flags) -> impl Iterator<Item = &'static str> {
+    let limits = &settings.limits;
+    let all = [
+        ("max_rate", limits.max_rate.is_some()),
+        ("max_client_rate", limits.max_client_rate.is_some()),
+        ("insecure", settings.listeners.insecure.is_on()),
+    ];
+    all.into_iter()
+        .filter_map(|(name, is_given)| is_given.then_some(name))
 }
 
 /// An admin API that other machines can reach needs a token.

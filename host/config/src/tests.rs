@@ -158,6 +158,19 @@ fn an_empty_list_that_would_allow_everything_is_refused() {
     assert!(file("tls_client_crl = []\nws_origin = []\n").is_ok());
 }
 
+/// Regression: a check accepted an empty `data`, and a start failed at an empty `users`.
+#[test]
+fn empty_paths_are_refused() {
+    for setting in ["data", "users", "policy", "broker_ca", "traces_ca"] {
+        let error = file(&format!("max_keys = 5\n{setting} = \"\"\n"));
+        let error = error.unwrap_err().to_string();
+        let says = ["line 2,", "the path is empty"];
+        assert!(says.iter().all(|it| error.contains(it)), "{error}");
+    }
+    let error = file("tls_client_crl = [\"a\", \"\"]\n").unwrap_err();
+    assert!(error.to_string().contains("the path is empty"), "{error}");
+}
+
 #[test]
 fn only_loopback_without_authentication() {
     let error = file("listen = [\"127.0.0.1:0\", \"0.0.0.0:1883\"]\n").unwrap_err();
@@ -288,6 +301,9 @@ fn contradictory_broker_settings_are_refused() {
     let broker = "broker = \"mqtt://gateway\"\n";
     for (text, expected) in [
         ("listen = [\"127.0.0.1:0\"]\n", "not both"),
+        ("max_rate = 5\n", "remove max_rate"),
+        ("max_client_rate = 5\n", "remove max_client_rate"),
+        ("insecure = true\n", "remove insecure"),
         ("standby = true\ndurability = \"memory\"\n", "standby"),
         ("broker_cert = \"a\"\n", "both or none"),
         ("broker_ca = \"a\"\n", "mqtts://"),
@@ -302,6 +318,7 @@ fn contradictory_broker_settings_are_refused() {
         let error = file(&format!("{broker}{text}")).unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
     }
+    assert!(file(&format!("{broker}insecure = false\nmax_sessions = 5\n")).is_ok());
     for text in [
         "standby = true\n",
         "presence = \"off\"\n",

@@ -27,7 +27,7 @@ use crate::limits;
 pub enum FileError {
     /// The system could not open or read it.
     #[error("cannot read {0}: {1}")]
-    Read(PathBuf, io::Error),
+    Read(PathBuf, #[source] io::Error),
     /// It is a directory, a pipe or a device. Reading it might never end.
     #[error("cannot read {0}: it is not a regular file")]
     Kind(PathBuf),

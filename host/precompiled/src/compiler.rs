@@ -79,12 +79,23 @@ pub enum CompileError {
     /// The compilation exceeded a limit.
     #[error("compiling it takes more than {0}")]
     Exceeded(String),
-    /// The compiler crashed. Compiling the file in the store's process could crash the store.
-    #[error("the compiler crashed ({0})")]
+    /// The compiler crashed, or the kernel killed it. Compiling the file in the store's process
+    /// could crash the store.
+    #[error("{}", crash(*.0))]
     Crashed(ExitStatus),
     /// The child process could not be run.
     #[error("the compiler cannot be run: {0}")]
     Machine(String),
+}
+
+fn crash(status: ExitStatus) -> String {
+    match status.signal() {
+        // Only the kernel kills a child that the parent still waits for: see [`limit`].
+        Some(it) if it == Signal::KILL.as_raw() => {
+            "the kernel killed the compiler, since compiling the policy takes more than the free memory of this machine: free memory, or make the policy smaller".to_owned()
+        }
+        _ => format!("the compiler crashed ({status})"),
+    }
 }
 
 /// Runs a program as the compiler.
@@ -186,10 +197,6 @@ impl Compiler {
             // A Rust program aborts when memory allocation fails.
             Some(it) if it == Signal::ABORT.as_raw() => {
                 return exceeded(format!("{memory} bytes of memory"));
-            }
-            // Only the kernel kills a child that the parent still waits for: see [`limit`].
-            Some(it) if it == Signal::KILL.as_raw() => {
-                return exceeded("the free memory of this machine".to_owned());
             }
             _ => {}
         }
@@ -312,4 +319,28 @@ fn compile_stdin() -> io::Result<()> {
     out.write_all(&[kind])?;
     out.write_all(&bytes)?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: it counted as a limit that the policy exceeds, so a later start did not try.
+    #[test]
+    fn killed_compiler_has_crashed() {
+        let bounds = CompileBounds {
+            memory_bytes: 0,
+            memory_per_file_byte: 0,
+            memory_bytes_max: 0,
+            cpu: Duration::ZERO,
+            wall: Duration::ZERO,
+            threads_max: 1,
+            code_bytes_max: 0,
+        };
+        let killed = ExitStatus::from_raw(Signal::KILL.as_raw());
+        let outcome = Compiler::this_program(bounds).outcome(Some(killed), 0, Vec::new());
+        let error = outcome.unwrap_err();
+        assert_eq!(error, CompileError::Crashed(killed));
+        assert!(error.to_string().contains("free memory"), "{error}");
+    }
 }

@@ -27,6 +27,8 @@ impl Server {
     /// not too long. Fails with the limit that refuses it.
     pub fn check_write(&self, client: &str, key: &[u8]) -> Result<(), Exceeded> {
         let mut locked = self.lock();
+        // Requests note the room of the log, and the last one may be long ago.
+        locked.check_disk_space(&*self.journal);
         let quota = *locked.core.store_mut().quota();
         let state = locked.core.store().state();
         state.check_write(client, key, &quota)

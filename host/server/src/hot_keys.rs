@@ -150,8 +150,17 @@ impl HotKeys {
     }
 }
 
+/// As much of a key as is kept, without a part of a character at its end.
 fn start_of(key: &[u8]) -> &[u8] {
-    &key[..key.len().min(limits::HOT_KEY_BYTES_MAX)]
+    if key.len() <= limits::HOT_KEY_BYTES_MAX {
+        return key;
+    }
+    let start = &key[..limits::HOT_KEY_BYTES_MAX];
+    match str::from_utf8(start) {
+        // Further bytes could complete the character.
+        Err(error) if error.error_len().is_none() => &start[..error.valid_up_to()],
+        _ => start,
+    }
 }
 
 #[cfg(test)]
@@ -229,5 +238,22 @@ mod tests {
             assert!(it.is_cut && it.key.len() == limits::HOT_KEY_BYTES_MAX);
             assert!((0.49..0.5).contains(&it.share), "{}", it.share);
         }
+    }
+
+    #[test]
+    fn long_keys_are_cut_between_characters() {
+        let max = limits::HOT_KEY_BYTES_MAX;
+        let cut = |key: &[u8]| String::from_utf8(start_of(key).to_vec());
+        for character in ["ä", "水", "🔥"] {
+            for before in 0..character.len() {
+                let key = "k".repeat(before) + &character.repeat(max);
+                let start = cut(key.as_bytes()).unwrap();
+                assert!(key.starts_with(&start) && start.len() > max - character.len());
+            }
+        }
+        // Bytes of no character are not taken for the start of one, and a whole key stays.
+        assert_eq!(start_of(&vec![0x80; max + 1]).len(), max);
+        let whole = [&vec![b'k'; max - 1][..], b"\xc3"].concat();
+        assert_eq!(start_of(&whole), whole);
     }
 }

@@ -197,6 +197,8 @@ impl Server {
 
     /// Figures since the start.
     pub fn stats(&self) -> Stats {
+        // Requests that a transport dropped before the core could refuse them.
+        let kicked = self.link().map_or(0, |link| link.kicked);
         let mut locked = self.lock();
         // Updates the figures about the clock.
         locked.now_ms();
@@ -217,6 +219,7 @@ impl Server {
             unreleased_bytes: self.gate.waiting_bytes(),
             sampled_bytes: self.observer.queued_bytes(),
             slow: self.gate.slow.count(),
+            kicked: locked.stats.kicked + kicked,
             ..locked.stats
         }
     }

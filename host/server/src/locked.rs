@@ -153,6 +153,7 @@ impl Locked {
                 );
             }
         }
+        self.core.set_wall_behind(wall_behind_ms);
         self.stats.clock_behind_ms = wall_behind_ms;
         let behind = wall_behind_ms > limits::CLOCK_UNHEALTHY_MS_MIN;
         if behind != self.wall_behind {

@@ -1,5 +1,5 @@
 //! Writes log lines to stderr on a thread of its own, so that a slow or stalled reader of stderr
-//! never blocks the store.
+//! never blocks the store. Another thread does so for standard output.
 //!
 //! Any thread may log, including threads that hold the store's lock, so logging must never wait.
 //! The writer thread keeps the order of lines. Lines that do not fit into the bounded queue are
@@ -19,18 +19,33 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use statehouse_config::limits;
 
-/// Name of the writer thread.
+/// Name of the thread that writes to stderr.
 const THREAD: &str = "log";
+
+/// Name of the thread that writes to standard output.
+const OUTPUT_THREAD: &str = "output";
 
 /// The queue of lines for stderr.
 static LINES: OnceLock<Lines> = OnceLock::new();
 
-/// Starts the writer thread, once, and directs log lines and panics to it. Fails if the system
-/// refuses another thread or file descriptor.
+/// The queue of lines for standard output.
+static OUTPUT: OnceLock<Lines> = OnceLock::new();
+
+/// Starts the writer threads, once, and directs log lines, panics and [`print`] to them. Fails if
+/// the system refuses another thread or file descriptor.
 pub fn start() -> io::Result<Lines> {
-    // A file of our own: through `io::stderr`, other users of its lock would wait for this thread.
+    // Files of our own: through `io::stderr`, other users of its lock would wait for this thread.
+    let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let output = Lines::start(OUTPUT_THREAD, Output(stdout), |dropped| {
+        tracing::warn!(
+            dropped,
+            "lines were dropped because standard output was not read in time (total since the start)"
+        );
+    })?;
+    // Only the first start counts.
+    _ = OUTPUT.set(output);
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    let lines = Lines::start(stderr, |dropped| {
+    let lines = Lines::start(THREAD, stderr, |dropped| {
         tracing::warn!(
             dropped,
             "log lines were dropped because stderr was not read in time (total since the start)"
@@ -62,10 +77,21 @@ pub fn last_words(line: &str) {
     }
 }
 
-/// Waits until all lines logged so far are written, but only for a limited time, since stderr may
-/// not be read at all.
+/// Queues lines for standard output, in the order of the calls. Never waits.
+pub fn print(lines: &[String]) {
+    let text: String = lines.iter().flat_map(|it| [it.as_str(), "\n"]).collect();
+    match OUTPUT.get() {
+        Some(output) => output.push(text.as_bytes()),
+        // Before the start, as in a test of a caller.
+        None => _ = io::stdout().write_all(text.as_bytes()),
+    }
+}
+
+/// Waits until all lines printed and logged so far are written, but only for a limited time, since
+/// nothing may read them.
 pub fn flush() {
-    if let Some(lines) = LINES.get() {
+    // The log last: it says why the output cannot be written.
+    for lines in [&OUTPUT, &LINES].into_iter().filter_map(OnceLock::get) {
         lines.flush(limits::LOG_FLUSH_WAIT);
     }
 }
@@ -81,12 +107,14 @@ pub fn dropped() -> u64 {
     LINES.get().map_or(0, |lines| lines.lock().dropped)
 }
 
-/// A bounded queue of lines for the writer thread.
+/// A bounded queue of lines for a writer thread.
 #[derive(Clone)]
 pub struct Lines(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
+    /// The name of the writer thread.
+    thread: &'static str,
     queue: Mutex<Queue>,
     /// Notified when lines are queued.
     filled: Condvar,
@@ -113,16 +141,20 @@ impl Lines {
     /// Starts the thread that writes to `out`. It calls `report` with the number of dropped lines
     /// once there is room for another line.
     fn start(
+        thread: &'static str,
         mut out: impl Write + Send + 'static,
         report: impl Fn(u64) + Send + 'static,
     ) -> io::Result<Self> {
-        let lines = Self(Arc::default());
+        let lines = Self(Arc::new(Shared {
+            thread,
+            ..Shared::default()
+        }));
         let writer = lines.clone();
         let mut run = move || writer.write_to(&mut out, &report);
         // After a panic the loop continues with the next chunk; otherwise nothing would be logged
         // again.
         let run = move || while panic::catch_unwind(AssertUnwindSafe(&mut run)).is_err() {};
-        thread::Builder::new().name(THREAD.to_owned()).spawn(run)?;
+        thread::Builder::new().name(thread.to_owned()).spawn(run)?;
         Ok(lines)
     }
 
@@ -162,7 +194,7 @@ impl Lines {
     /// Waits until `bytes` are written. The writer thread itself returns at once, since it would
     /// wait for itself.
     fn wait_for(&self, bytes: u64, wait: Duration) -> bool {
-        if thread::current().name() == Some(THREAD) {
+        if thread::current().name() == Some(self.0.thread) {
             return false;
         }
         let busy = |queue: &mut Queue| queue.written < bytes;
@@ -221,6 +253,26 @@ fn write(out: &mut impl Write, chunk: &[u8]) -> usize {
         }
     }
     written
+}
+
+/// Standard output. Logs why it cannot be written: a store also serves if its output is on a full
+/// disk.
+struct Output(File);
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.0.write(bytes);
+        if let Err(error) = &written
+            && ![ErrorKind::Interrupted, ErrorKind::WouldBlock].contains(&error.kind())
+        {
+            tracing::warn!(%error, "cannot write to standard output; this process continues");
+        }
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 impl<'a> MakeWriter<'a> for Lines {
@@ -293,7 +345,7 @@ mod tests {
             go_on: gate,
             read: reader,
         };
-        let lines = Lines::start(reader, report).unwrap();
+        let lines = Lines::start(THREAD, reader, report).unwrap();
         give.send(lines.clone()).unwrap();
         Rig { lines, go_on, read }
     }
@@ -399,7 +451,8 @@ mod tests {
             panic!("asked to");
         };
         let go_on = channel().1;
-        let lines = lines.get_or_init(|| Lines::start(Reader { go_on, read }, report).unwrap());
+        let lines =
+            lines.get_or_init(|| Lines::start(THREAD, Reader { go_on, read }, report).unwrap());
         lines.push(&[b'x'; limits::LOG_QUEUE_BYTES_MAX + 1]);
         lines.push(b"kept\n");
         assert_eq!(results.recv_timeout(LONG / 2), Ok(false));

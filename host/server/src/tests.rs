@@ -3,7 +3,7 @@
 mod clock;
 mod room;
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use statehouse_core::clock::ManualSource;
 use statehouse_core::log::{JournalRoom, Memory, Recorder};
 use statehouse_core::policy::{Engine, Registry};
 use statehouse_core::request::{Delivery, Dialect};
-use statehouse_core::store::{Duplicates, Quota, Retention, State, Store, Transaction};
+use statehouse_core::store::{Duplicates, Exceeded, Quota, Retention, State, Store, Transaction};
 use statehouse_core::trace::Sampling;
 use statehouse_transport::Intake;
 
@@ -273,8 +273,8 @@ fn expired_redelivery_of_an_earlier_run_renotifies_watchers() {
     assert_eq!(second.stats().renotified, 1);
 }
 
-/// A journal on a disk that is full.
-struct Full;
+/// A journal on a disk that is full if a test says so.
+struct Full(AtomicBool);
 
 impl Journal for Full {
     fn keeps(&self) -> bool {
@@ -294,7 +294,10 @@ impl Journal for Full {
     }
 
     fn room(&self) -> JournalRoom {
-        JournalRoom::Removals
+        match self.0.load(Relaxed) {
+            true => JournalRoom::Removals,
+            false => JournalRoom::Growth,
+        }
     }
 
     fn promise(&self) -> String {
@@ -328,9 +331,22 @@ fn batch_beyond_its_time_limit_is_interrupted() {
 /// holds the lock of the store.
 #[test]
 fn readiness_checks_the_disk_without_the_lock() {
-    let server = server_on(Arc::new(Full));
+    let server = server_on(Arc::new(Full(AtomicBool::new(true))));
     let _held = server.lock();
     assert!(server.impediment().unwrap().contains("disk is full"));
+}
+
+/// Regression: the answer was that at the last request, which may be long ago.
+#[test]
+fn check_of_a_write_reads_the_present_room() {
+    let journal = Arc::new(Full(AtomicBool::new(false)));
+    let server = server_on(journal.clone());
+    let check = || server.check_write("client", b"k");
+    assert_eq!(check(), Ok(()));
+    journal.0.store(true, Relaxed);
+    assert_eq!(check(), Err(Exceeded::Disk));
+    journal.0.store(false, Relaxed);
+    assert_eq!(check(), Ok(()));
 }
 
 /// A log that makes records durable when a test says so.

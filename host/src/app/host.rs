@@ -37,6 +37,9 @@ use statehouse_server::{Server, traces::Traces};
 pub(super) struct Host {
     pub(super) config: Arc<Config>,
     pub(super) cluster: ClusterConfig,
+    /// The name of the store of the cluster, the target of signed orders. Another cluster with the
+    /// same name at another etcd must not carry out the orders of this one.
+    pub(super) store: String,
     pub(super) followed: Followed,
     pub(super) trust: Trust,
     pub(super) audit: Arc<Audit>,
@@ -217,7 +220,7 @@ impl Roles for Host {
             self.engine.clone(),
             Some(self.modules.clone()),
             Some(self.publisher(&server, &log)),
-            cluster.clone(),
+            self.store.clone(),
         );
         let gate = Arc::new(Gate::new(control, self.trust.clone()));
         let orders = PolicyOrders::new(gate.clone(), self.audit.clone());

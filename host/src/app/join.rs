@@ -8,15 +8,15 @@ use std::io::ErrorKind;
 use std::mem::{self, Discriminant};
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
 use data_encoding::HEXLOWER;
-use statehouse_cluster::etcd::{CheckError, Etcd, Login, Tls};
+use statehouse_cluster::etcd::{CheckError, Etcd, Login, ReadTls, Tls};
 use statehouse_cluster::{
     Clock, ClusterError, Engine, EngineError, Id, LogPoint, MachineClock, Malformed, Modules,
-    Options, Secret, Stop, confirm_copy, identity, members, overview,
+    Options, Secret, Stop, confirm_copy, identity, members, overview, store_name,
 };
 use statehouse_protocol::{ProgramVersion, WrittenBy};
 use statehouse_wal::{Directory, Probed, has_log, probe};
@@ -45,6 +45,8 @@ pub(super) struct Joined {
     pub(super) options: Options,
     /// The id of the cluster.
     pub(super) cluster: Id,
+    /// The name of the store of the cluster.
+    pub(super) store: String,
     pub(super) secret: [u8; 32],
     pub(super) modules: Modules,
     /// The lock of the data directory: it proves that the process before has ended.
@@ -88,11 +90,14 @@ pub(super) async fn join(
         .await
         .context("the built-in policy cannot be written to the log of the cluster")
         .map_err(Failure::transport)?;
+    let store = store_name(&cluster.etcd.name, id);
+    tracing::info!("the name of this store is {store}");
     Ok(Joined {
         engine: etcd,
         clock,
         options,
         cluster: id,
+        store,
         secret: secret.0,
         modules,
         _lock: lock,
@@ -200,23 +205,16 @@ fn next_process(directory: &Path) -> anyhow::Result<(Id, Option<Id>)> {
 
 /// Prepares the connections to etcd. Must be called within a runtime.
 pub(crate) fn connect(config: &EtcdConfig) -> anyhow::Result<Etcd> {
-    let read = |path: &Path| {
-        let text = fs::read(path);
-        let text =
-            text.with_context(|| format!("cannot read the certificate {}", path.display()))?;
-        anyhow::Ok(statehouse_link::tls::without_marks(&text))
-    };
-    let tls = match &config.ca {
-        None => None,
-        Some(ca) => Some(Tls {
-            ca_pem: read(ca)?,
-            identity_pem: match &config.certificate {
-                Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
-                None => None,
-            },
-        }),
-    };
-    let etcd = Etcd::new(&config.urls, tls.as_ref()).map_err(anyhow::Error::msg)?;
+    let tls = config.ca.as_ref();
+    let tls = tls.map(|ca| read_tls(ca, config.certificate.as_ref()));
+    let tls = tls.transpose()?;
+    let mut etcd = Etcd::new(&config.urls, tls.as_ref()).map_err(anyhow::Error::msg)?;
+    if let (Some(tls), Some(ca)) = (tls, config.ca.clone()) {
+        let certificate = config.certificate.clone();
+        let read = move || read_tls(&ca, certificate.as_ref());
+        let read: ReadTls = Arc::new(move || read().map_err(|error| format!("{error:#}")));
+        etcd = etcd.with_renewed_tls(&tls, &read);
+    }
     let Some((user, password)) = config.login.clone() else {
         return Ok(etcd);
     };
@@ -227,6 +225,23 @@ pub(crate) fn connect(config: &EtcdConfig) -> anyhow::Result<Etcd> {
         user,
         password: Arc::new(password),
     }))
+}
+
+/// Reads the certificates and the key for etcd.
+fn read_tls(ca: &Path, certificate: Option<&(PathBuf, PathBuf)>) -> anyhow::Result<Tls> {
+    let read = |path: &Path| {
+        let text = fs::read(path);
+        let text =
+            text.with_context(|| format!("cannot read the certificate {}", path.display()))?;
+        anyhow::Ok(statehouse_link::tls::without_marks(&text))
+    };
+    Ok(Tls {
+        ca_pem: read(ca)?,
+        identity_pem: match certificate {
+            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            None => None,
+        },
+    })
 }
 
 /// Marks the data directory as that of a host of this cluster. Returns the place up to which it has

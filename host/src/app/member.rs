@@ -88,8 +88,9 @@ pub(super) async fn serve(
     cluster: ClusterConfig,
     followed: Followed,
     sockets: Sockets,
+    signals: &Signals,
 ) -> Result<(), Failure> {
-    let signals = Signals::start().map_err(Failure::transport)?;
+    signals.take_over();
     let pings = Pings::start().context(PINGS).map_err(Failure::transport)?;
     let joined = tokio::select! {
         joined = join(&config, &cluster, &sockets.port) => joined?,
@@ -333,8 +334,9 @@ impl Parts {
         let mut reloads = reloads(sockets, &access, &followed, shared);
         check::warn_daily(&config, &mut reloads);
         administration.reload_with(&mut reloads);
-        let running = administration.start(&shared.subject, &audit);
         let reloads = Arc::new(reloads);
+        _ = shared.reloads.set(Arc::downgrade(&reloads));
+        let running = administration.start(&shared.subject, &audit);
         tasks.push(tokio::spawn(
             reloads.clone().run(signal(SignalKind::hangup())?),
         ));
@@ -346,6 +348,7 @@ impl Parts {
             host: Host {
                 config: Arc::new(config),
                 cluster,
+                store: joined.store.clone(),
                 followed,
                 trust,
                 audit,

@@ -17,18 +17,23 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context;
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{self, Runtime};
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
 
 use self::administration::CannotListen;
 use self::clients::PreparedTransport;
+use self::service_manager::NOTIFICATIONS;
+use self::signals::Signals;
 use crate::audit_log;
 use crate::data_directory::StorageError;
+use crate::policies::startup::{NotNow, may_be_temporary};
 use statehouse_config::{Config, Flags, LogFormat, TransportChoice, limits};
+use statehouse_core::policy::LoadError;
 use statehouse_listener::TlsError;
 use statehouse_server::logging;
 
@@ -63,8 +68,8 @@ pub const EXIT_TEMPORARY: u8 = 75;
 pub enum Failure {
     /// The settings or the data directory cannot be used.
     Usage(String),
-    /// The start may succeed later: the system clock is behind the data directory, the disk has no
-    /// room for the log, or the system starts no more threads.
+    /// The start may succeed later: the system clock is behind the data directory, or the machine
+    /// lacks disk space, memory, threads or files.
     Temporary(String),
     /// The store cannot listen, lost its broker, or failed while it served.
     Transport(String),
@@ -103,20 +108,28 @@ impl Failure {
     }
 }
 
-/// Whether one of the causes is a full disk, or a lack of files or threads.
+/// Whether one of the causes is a full disk, or a lack of memory, files or threads.
 fn is_temporary(error: &(dyn std::error::Error + 'static)) -> bool {
     let temporary = [
         io::ErrorKind::StorageFull,
         io::ErrorKind::QuotaExceeded,
+        io::ErrorKind::OutOfMemory,
         // EAGAIN of clone(2).
         io::ErrorKind::WouldBlock,
     ];
+    let no_file = [Errno::MFILE, Errno::NFILE].map(|it| Some(it.raw_os_error()));
+    let of_system = |error: &io::Error| {
+        temporary.contains(&error.kind()) || no_file.contains(&error.raw_os_error())
+    };
     let of_log = match error.downcast_ref() {
         Some(StorageError::Log(_, error)) => Some(error),
         _ => error.downcast_ref::<statehouse_wal::Error>(),
     };
     of_log.is_some_and(statehouse_wal::Error::is_temporary)
-        || (error.downcast_ref::<io::Error>()).is_some_and(|it| temporary.contains(&it.kind()))
+        || error.downcast_ref::<io::Error>().is_some_and(of_system)
+        || (error.downcast_ref::<LoadError>())
+            .is_some_and(|it| !matches!(it, LoadError::Engine(_)) && may_be_temporary(it))
+        || error.is::<NotNow>()
 }
 
 /// The text of an error and of its causes. Many errors end with the text of their cause themselves.
@@ -143,6 +156,10 @@ pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
     let file = flags.config.clone();
     let (mut config, followed) = statehouse_config::load(flags).map_err(Failure::usage)?;
     start_logging(&config).map_err(Failure::usage)?;
+    let signals = Signals::start().map_err(Failure::transport)?;
+    service_manager::start()
+        .context(NOTIFICATIONS)
+        .map_err(Failure::transport)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
@@ -160,18 +177,18 @@ pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
         .map_err(Failure::transport)?;
     {
         let _within = runtime.enter();
-        signals::ignore_hangup().map_err(Failure::transport)?;
+        signals::ignore().map_err(Failure::transport)?;
     }
     #[cfg(feature = "cluster")]
     if let Some(cluster) = config.cluster.clone() {
         let sockets = member::Sockets::bind(transport, &config, &cluster)?;
-        let served = runtime.block_on(member::serve(config, cluster, followed, sockets));
+        let served = runtime.block_on(member::serve(config, cluster, followed, sockets, &signals));
         runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
         return served;
     }
     let started = {
         let _within = runtime.enter();
-        start::start(&config, followed).map_err(Failure::usage)?
+        start::start(&config, followed, &signals).map_err(Failure::usage)?
     };
     let Some(started) = started else {
         return Ok(());
@@ -183,7 +200,7 @@ pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
         foreign.read_password().map_err(Failure::usage)?;
         transport = PreparedTransport::prepare(&config).map_err(Failure::transport)?;
     }
-    let served = runtime.block_on(serve::serve(transport, started));
+    let served = runtime.block_on(serve::serve(transport, started, &signals));
     // A policy may still be compiling; nothing waits for the result any more.
     runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
     served
@@ -231,7 +248,12 @@ fn multi_threaded(threads: usize) -> io::Result<Runtime> {
 fn log_filter(text: &str) -> anyhow::Result<Targets> {
     let directives = text.split(',').map(str::trim).filter(|it| !it.is_empty());
     let directives: Vec<&str> = directives.collect();
-    directives.join(",").parse().with_context(|| {
+    // `Targets` takes a word that is no level as a target, and then logs nothing else.
+    let are_known = directives
+        .iter()
+        .all(|it| it.contains('=') || it.parse::<LevelFilter>().is_ok());
+    let filter = directives.join(",").parse().ok();
+    filter.filter(|_| are_known).with_context(|| {
         format!(
             "the log filter `{text}` is not a level (error, warn, info, debug, trace) or a list of target=level"
         )
@@ -304,6 +326,7 @@ mod tests {
     use super::*;
     use statehouse_access::AccessError;
     use statehouse_access::rules::RulesError;
+    use statehouse_precompiled::CompileError;
     use tracing::Level;
 
     #[test]
@@ -320,10 +343,21 @@ mod tests {
     }
 
     #[test]
-    fn refused_thread_is_temporary() {
-        let error = anyhow::Error::from(io::Error::from(io::ErrorKind::WouldBlock));
-        let failure = Failure::usage(error.context("cannot start the thread"));
-        assert!(matches!(failure, Failure::Temporary(_)), "{failure:?}");
+    fn lack_of_threads_memory_or_files_is_temporary() {
+        let lacks = [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE];
+        let lacks = lacks.map(|it| anyhow::Error::from(io::Error::from(it)));
+        let mut errors: Vec<anyhow::Error> = lacks.into();
+        let compiler = CompileError::Machine("it has no thread".to_owned());
+        errors.push(LoadError::from(compiler).into());
+        errors.push(NotNow("start again".to_owned()).into());
+        for error in errors {
+            let failure = Failure::usage(error.context("the start failed"));
+            assert!(matches!(failure, Failure::Temporary(_)), "{failure:?}");
+        }
+        for permanent in [Errno::ACCESS, Errno::FBIG] {
+            let failure = Failure::usage(io::Error::from(permanent));
+            assert!(matches!(failure, Failure::Usage(_)), "{failure:?}");
+        }
     }
 
     #[test]
@@ -340,6 +374,8 @@ mod tests {
             assert!(filter.would_enable("statehouse", &Level::INFO), "{text}");
             assert!(!filter.would_enable("statehouse", &Level::DEBUG), "{text}");
         }
-        assert!(log_filter("==").is_err());
+        for text in ["==", "warning", "info,verbose", "statehouse"] {
+            assert!(log_filter(text).is_err(), "{text}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The store of the present leadership, as the parts that live longer see it.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock, Weak};
 
 use statehouse_mqtt::Broker;
 use tokio::sync::{Notify, watch};
@@ -17,6 +17,7 @@ use crate::admin::{ClusterPlace, DataDirectory, NO_LEADER, ReadImpediment, Reade
 use crate::cluster::log::ClusterLog;
 use statehouse_config::{ClusterConfig, limits};
 use statehouse_core::clock::wall_ms;
+use statehouse_files::watch::Reloads;
 use statehouse_listener::front::{Links, Role, Times};
 use statehouse_server::Server;
 
@@ -30,6 +31,9 @@ pub(super) struct Shared {
     pub(super) history: Arc<AtomicU64>,
     /// Answers operators about the past of keys, from this copy.
     past: Arc<Reader>,
+    /// The files that this host reloads. Set once, when the host starts. Weak, because they hold
+    /// this.
+    pub(super) reloads: Arc<OnceLock<Weak<Reloads>>>,
     /// What the member counts.
     pub(super) figures: Arc<Figures>,
     /// The links of its followers while it leads, and its own while it follows.
@@ -74,15 +78,18 @@ impl Shared {
             host: cluster.host.clone(),
             ..ClusterPlace::default()
         };
+        let reloads = Arc::<OnceLock<_>>::default();
         let subject = Subject::Follower {
             impediment: Arc::new(move || Some(why)),
             leader: why.into(),
             place: place.clone(),
             figures: operations::of_follower(&figures, &position, &history),
             past: past.clone(),
+            reloads: reloads.clone(),
         };
         Self {
             past,
+            reloads,
             place,
             position,
             history,
@@ -117,6 +124,7 @@ impl Shared {
             },
             figures: operations::of_follower(&self.figures, &self.position, &self.history),
             past: self.past.clone(),
+            reloads: self.reloads.clone(),
         });
     }
 

@@ -1,6 +1,5 @@
 //! Listens, serves until a signal or a failure, and drains.
 
-use std::io::{self, Write};
 use std::sync::Arc;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,9 +15,14 @@ use crate::policies::manager::Listing;
 use statehouse_core::policy::Digest;
 use statehouse_protocol::Shown;
 use statehouse_server::Server;
+pub(super) use statehouse_server::logging::print;
 
 /// Serves until a signal or a failure.
-pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Result<(), Failure> {
+pub(super) async fn serve(
+    transport: PreparedTransport,
+    started: Started,
+    signals: &Signals,
+) -> Result<(), Failure> {
     let Started {
         server,
         clients,
@@ -31,15 +35,10 @@ pub(super) async fn serve(transport: PreparedTransport, started: Started) -> Res
         directory,
         promise,
         disk,
-        signals,
         pings,
         traces,
     } = started;
-    // Only now: until here a signal ends the process at once, even during a long recovery.
-    let signals = match signals {
-        Some(signals) => signals,
-        None => Signals::start().map_err(Failure::transport)?,
-    };
+    signals.take_over();
     let broker = clients.broker().cloned();
     transport.reload_with(&mut reloads, broker.as_ref());
     administration.reload_with(&mut reloads);
@@ -135,21 +134,6 @@ async fn announce(open: &Open, server: &Server) {
         print(&["ready".to_owned()]);
         service_manager::ready("clients can connect");
     }
-}
-
-/// Prints lines on standard output. Logs why it cannot: a store also serves if its output is on a
-/// full disk.
-pub(super) fn print(lines: &[String]) {
-    if let Err(error) = write(&mut io::stdout().lock(), lines) {
-        tracing::warn!(%error, "cannot write to standard output; this process continues");
-    }
-}
-
-fn write(out: &mut dyn Write, lines: &[String]) -> io::Result<()> {
-    for line in lines {
-        writeln!(out, "{line}")?;
-    }
-    out.flush()
 }
 
 /// The first lines: the version, each policy that answers requests, and the durability guarantee.

@@ -1,29 +1,39 @@
 //! Waits for SIGTERM and SIGINT on a thread of its own. Ignores SIGHUP until files are reloaded at
-//! it: a hook that renews certificates may send it during a long start.
+//! it: a hook that renews certificates may send it during a long start. Ignores SIGXFSZ, so that a
+//! file that grows beyond its limit is an error with words.
 
-use std::sync::mpsc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
 use anyhow::Context;
-use tokio::runtime::Runtime;
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+
+use statehouse_server::logging;
 
 /// Whether a signal asks the process to stop.
 pub(super) struct Signals {
     received: watch::Receiver<Option<&'static str>>,
+    /// Whether a part of the process waits for it.
+    is_awaited: Arc<AtomicBool>,
 }
 
-/// Replaces the default action of SIGHUP for the rest of the process. Must be called within a
-/// runtime.
-pub(super) fn ignore_hangup() -> anyhow::Result<()> {
-    let ignored = signal(SignalKind::hangup()).context("cannot ignore SIGHUP")?;
-    drop(ignored);
+/// Replaces the default actions of SIGHUP and SIGXFSZ for the rest of the process. Must be called
+/// within a runtime.
+pub(super) fn ignore() -> anyhow::Result<()> {
+    let hangup = signal(SignalKind::hangup()).context("cannot ignore SIGHUP")?;
+    let size = SignalKind::from_raw(Signal::XFSZ.as_raw());
+    let size = signal(size).context("cannot ignore SIGXFSZ")?;
+    drop((hangup, size));
     Ok(())
 }
 
 impl Signals {
-    /// Starts to wait. From now on a signal does not end the process on its own.
+    /// Starts to wait. Until [`Self::take_over`] a signal ends the process at once, even during a
+    /// long recovery. The default action is not enough, since a process with the id 1, as in a
+    /// container, has none.
     pub(super) fn start() -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -38,33 +48,35 @@ impl Signals {
             )
         };
         let (send, received) = watch::channel(None);
-        let (begin, begun) = mpsc::channel::<Runtime>();
+        let is_awaited = Arc::<AtomicBool>::default();
+        let awaited = is_awaited.clone();
         let wait = move || {
-            let Ok(runtime) = begun.recv() else { return };
             let signal = runtime.block_on(async {
                 tokio::select! {
                     _ = terminate.recv() => "SIGTERM",
                     _ = interrupt.recv() => "SIGINT",
                 }
             });
-            // The receiver is dropped if the start has failed.
-            _ = send.send(Some(signal));
+            // First, so that a part that takes over now finds the signal.
+            send.send_replace(Some(signal));
+            if !awaited.load(SeqCst) {
+                tracing::info!("{signal}: stopping before the start is complete");
+                logging::exit(0);
+            }
         };
-        let started = thread::Builder::new()
+        thread::Builder::new()
             .name("signals".to_owned())
-            .spawn(wait);
-        match started {
-            Ok(_) => {
-                // The thread waits for it.
-                _ = begin.send(runtime);
-                Ok(Self { received })
-            }
-            Err(error) => {
-                // The caller may be a task, in which dropping a runtime panics.
-                runtime.shutdown_background();
-                Err(error).context("cannot start the thread that waits for signals")
-            }
-        }
+            .spawn(wait)
+            .context("cannot start the thread that waits for signals")?;
+        Ok(Self {
+            received,
+            is_awaited,
+        })
+    }
+
+    /// From now on a signal does not end the process on its own, but [`Self::wait`].
+    pub(super) fn take_over(&self) {
+        self.is_awaited.store(true, SeqCst);
     }
 
     /// Whether a signal has arrived.

@@ -54,7 +54,6 @@ pub(super) struct Started {
     pub(super) promise: String,
     /// The log, to close at the end.
     pub(super) disk: Option<Arc<Disk>>,
-    pub(super) signals: Option<Signals>,
     /// Of a standby, until [`service_manager::watch`] runs.
     pub(super) pings: Option<Pings>,
     pub(super) traces: Option<Arc<Traces>>,
@@ -62,15 +61,19 @@ pub(super) struct Started {
 
 /// Recovers the state and connects the parts. Must run within a runtime. Returns `None` if a
 /// standby is stopped before it takes over.
-pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Option<Started>> {
+pub(super) fn start(
+    config: &Config,
+    followed: Followed,
+    signals: &Signals,
+) -> anyhow::Result<Option<Started>> {
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let audit = Arc::new(Audit::default());
     let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
-    let (mut signals, mut pings) = (None, None);
+    let mut pings = None;
     let recovered = match (&config.transport, config.storage.durability) {
         (_, Durability::Memory) => None,
         (TransportChoice::Foreign(foreign), _) if foreign.standby => {
-            let signals = signals.insert(Signals::start()?);
+            signals.take_over();
             pings = Pings::start().context(PINGS)?;
             match stand_by(&config.storage, signals)? {
                 Some(recovered) => Some(recovered),
@@ -142,7 +145,6 @@ pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Optio
         directory: disk.as_ref().map(|_| data_directory_of(config)),
         promise,
         disk,
-        signals,
         pings,
         traces,
     }))

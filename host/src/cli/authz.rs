@@ -32,7 +32,8 @@ Examples:
 
 A running store applies its current rules, and knows the user and the attributes of a connected
 client. It also names a quota or a limit that would refuse the action at present, but not a rate
-limit. With --rules only that file is evaluated, and no store needs to run.
+limit. With --rules only that file is evaluated, and no store needs to run. A store behind a foreign
+broker decides only about keys, and only by the client id.
 
 Rules are in TOML, with the names of Azure IoT Operations' BrokerAuthorization. Rules can only
 allow: an action that no rule allows is denied. A running store reloads its rules within two
@@ -121,7 +122,8 @@ fn open(path: &Path) -> Result<Rules, Failure> {
 
 fn check(path: &Path) -> Result<Exit, Failure> {
     let rules = open(path)?;
-    let doubts = explain::warnings(&rules);
+    let connect = explain::connect_warning(&rules).into_iter();
+    let doubts = connect.chain(explain::warnings(&rules));
     let mut text = format!(
         "{}: {}\n",
         path.display(),
@@ -164,6 +166,7 @@ fn in_json(it: &Decision) -> Json {
     json!({
         "allowed": it.is_allowed(),
         "connected": it.connected,
+        "behind_broker": it.behind_broker,
         "user": it.who.user,
         "attributes": it.who.attributes,
         "rules": it.rules,
@@ -186,6 +189,7 @@ fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Decision, Failu
     Ok(Decision {
         rules: Some(file.to_owned()),
         connected: false,
+        behind_broker: false,
         explanation: explain::explain(&rules, &who, question),
         reserved: reserved(&args.client, question),
         who: Who {
@@ -264,6 +268,9 @@ fn in_words(args: &ExplainArgs, decision: &Decision, on: &[u8]) -> String {
     }
     if let Some(note) = &decision.note {
         _ = writeln!(text, "note: {}", one_line(note));
+    }
+    if decision.behind_broker {
+        return text;
     }
     if args.rules.is_none() {
         standing(&mut text, &name, decision);

@@ -132,6 +132,9 @@ impl Quota {
 }
 
 /// Show the leader, the hosts and the log of a cluster
+///
+/// By the log and the records of the hosts in etcd: no host is asked, and one that died may be
+/// shown as before. `statehouse cluster check` asks the leader for a sign of life.
 #[derive(Debug, clap::Args)]
 struct StatusArgs {
     #[command(flatten)]
@@ -144,7 +147,8 @@ struct StatusArgs {
 
 /// Measure the etcd servers of a cluster, and say what to change
 ///
-/// Exits with 1 if the cluster does not work or can lose data. Works before `cluster init` too.
+/// Asks the leader for a sign of life. Exits with 1 if the cluster does not work or can lose data.
+/// Works before `cluster init` too.
 #[derive(Debug, clap::Args)]
 struct CheckArgs {
     #[command(flatten)]
@@ -423,7 +427,7 @@ fn status_json(it: &Overview) -> Json {
         Ok(info) => json!({
             "name": info.host,
             "address": info.address,
-            "role": info.role.to_string(),
+            "role": it.role(info),
             "epoch": info.epoch,
             "epochs_behind": it.epochs_behind(info),
             "written_ms": info.written_ms,
@@ -434,10 +438,12 @@ fn status_json(it: &Overview) -> Json {
         Err(error) => json!({"name": entry.host, "error": error.to_string()}),
     });
     json!({
+        "store": it.store,
         "leader": leader,
         "address": leader.map(|_| &head.address),
         "successor": head.successor(),
         "epoch": head.epoch,
+        "changed_ms": head.now_ms,
         "records": head.position.0,
         "log_format": head.log_format,
         "log_bytes": it.log.bytes,

@@ -31,7 +31,7 @@ pub(super) struct Args {
     key: Option<OsString>,
 
     /// Delete all keys that start with these bytes
-    #[arg(long, value_name = "PREFIX", conflicts_with = "key",
+    #[arg(long, value_name = "PREFIX", conflicts_with = "key", allow_hyphen_values = true,
           value_parser = clap::builder::OsStringValueParser::new().try_map(not_empty))]
     prefix: Option<OsString>,
 

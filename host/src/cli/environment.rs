@@ -40,12 +40,17 @@ fn is_of_kubernetes(variable: &str) -> bool {
 /// Subcommands without the option --context keep all variables.
 pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> Command {
     let has = |flag| has(arguments, flag);
+    // A flag without the variable, such as the --data of `bench`, has another meaning.
+    let command = chosen(&program, arguments);
+    let mut addresses = ADDRESSES.iter();
+    let is_named =
+        addresses.any(|(flag, variable)| has(flag) && has_variable(command, flag, variable));
     let program = match is_of_kubernetes(PORT) {
         true => ignoring(program, &[PORT], |_| true),
         false => program,
     };
     let is_set = std::env::var_os(CONTEXT.1).is_some_and(|it| !it.is_empty());
-    if !has(CONTEXT.0) && ADDRESSES.iter().any(|(flag, _)| has(flag)) {
+    if !has(CONTEXT.0) && is_named {
         ignoring(program, &[CONTEXT.1], takes_contexts)
     } else if has(CONTEXT.0) || is_set {
         let variables = ADDRESSES.map(|(_, variable)| variable);
@@ -129,6 +134,27 @@ fn variable_of(command: &Command, flag: &str) -> Option<String> {
     let set = variable.filter(|it| std::env::var_os(it).is_some());
     let here = set.and_then(|it| it.to_str()).map(String::from);
     here.or_else(|| (command.get_subcommands()).find_map(|it| variable_of(it, flag)))
+}
+
+/// The subcommand that the arguments name.
+fn chosen<'a>(program: &'a Command, arguments: &[OsString]) -> &'a Command {
+    let words = arguments.iter().skip(1).take_while(|it| *it != "--");
+    words.fold(program, |command, word| {
+        command.find_subcommand(word).unwrap_or(command)
+    })
+}
+
+/// Whether a command has this flag with this variable.
+fn has_variable(command: &Command, flag: &str, variable: &str) -> bool {
+    let is_it = |arg: &Arg| arg.get_long() == flag.strip_prefix("--");
+    let mut args = command.get_arguments().filter(|arg| is_it(arg));
+    args.any(|arg| arg.get_env().is_some_and(|it| it == variable))
+}
+
+/// Whether a flag is among the arguments of this process.
+pub(super) fn has_flag(flag: &str) -> bool {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    has(&arguments, flag)
 }
 
 /// Whether a flag is among the arguments.

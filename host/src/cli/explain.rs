@@ -9,8 +9,8 @@ use serde_json::{Value as Json, json};
 use super::data::{self, Node, excerpt};
 use super::output::{Exit, Failure, emit_either, json_bytes, one_line, printable};
 use super::replay::write_text;
-use super::time::{parse, utc};
-use crate::past;
+use super::time::utc;
+use crate::past::{self, Given, time_or_ago};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Key, Read, Scope};
@@ -80,7 +80,7 @@ pub(super) struct Args {
     property: Vec<(String, String)>,
 
     /// Let another client watch this key, and show its notifications; may be given more than once
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     watch: Vec<OsString>,
 
     /// Print a JSON object
@@ -117,11 +117,15 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     harness.set_node(&args.node.name);
     harness.at(match &args.at {
         None => wall_ms(),
-        Some(text) => parse(text, wall_ms()).ok_or_else(|| {
-            Failure::usage(
-                "--at takes a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m",
-            )
-        })?,
+        Some(text) => match time_or_ago(text, |ms| ms) {
+            Some(Given::Exactly(ms)) => ms,
+            Some(Given::Ago(ms)) => wall_ms().saturating_sub(ms),
+            None => {
+                return Err(Failure::usage(
+                    "--at takes a time such as 2026-11-21T03:00:00Z, or how long ago, such as 10m",
+                ));
+            }
+        },
     });
     for key in &args.watch {
         let watcher = harness.client(WATCHER).dialect(args.dialect);

@@ -44,7 +44,7 @@ pub(super) struct Args {
     pattern: OsString,
 
     /// Write only keys that come after this one in byte order
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     after: Option<OsString>,
 
     #[command(flatten)]

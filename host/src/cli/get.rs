@@ -14,10 +14,9 @@ use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printabl
 use super::remote::Remote;
 use super::store::{Found, Place};
 use super::time;
-use crate::past;
+use crate::past::{self, Given};
 use statehouse_config::percent;
 use statehouse_core::clock::Stamp;
-use statehouse_core::clock::wall_ms;
 use statehouse_offline::{Moment, Past, Writer};
 
 /// Print the value of a key
@@ -62,9 +61,9 @@ pub(super) struct Args {
     remote: Remote,
 
     /// The value at this version or time: a version as --with-version prints it, a time such as
-    /// 2026-11-21T03:00:00Z, or how long ago, such as 10m
+    /// 2026-11-21T03:00:00Z, or how long ago by the store's time, such as 10m
     #[arg(long, value_name = "VERSION|TIME", value_parser = past::moment, help_heading = "The past")]
-    as_of: Option<Moment>,
+    as_of: Option<Given<Moment>>,
 
     #[command(flatten)]
     place: Place,
@@ -161,7 +160,7 @@ async fn writer(args: &Args, key: &[u8], version: &Version) -> Option<Writer> {
         }
         Found::Data(_) => return None,
         Found::Admin(mut asked) => {
-            asked.timeout = args.remote.timeout();
+            asked.timeout = Some(args.remote.timeout());
             let path = format!("/v1/history?key={}&limit=1", percent::encode(key));
             let answer = asked.send(Method::GET, &path, Vec::new()).await;
             let found = answer.map(|it| writer_in(&it["changes"][0], version));
@@ -213,19 +212,19 @@ fn in_words(meta: &Meta, writer: Option<&Writer>) -> String {
 async fn as_of(
     args: &Args,
     key: &[u8],
-    moment: Moment,
+    given: Given<Moment>,
 ) -> Result<Option<(Vec<u8>, String)>, Failure> {
-    if let Moment::Time(ms) = moment
-        && ms > wall_ms()
-    {
-        return Err(Failure::usage(format!(
-            "{} is still to come",
-            time::utc(ms)
-        )));
-    }
+    let text = match given {
+        Given::Exactly(Moment::Version(Stamp { wall, counter })) => format!("{wall}:{counter}"),
+        Given::Exactly(Moment::Time(ms)) => time::utc(ms),
+        Given::Ago(ms) => format!("{ms}ms"),
+    };
     let answer = match args.remote.find(&args.place)? {
         Found::Data(data) => {
             let past = Past::open(&data)?;
+            let Some(moment) = given.within(&past)? else {
+                return Err(Failure::usage(format!("{text} is still to come")));
+            };
             // A version after the end of the log is refused.
             if let Moment::Time(ms) = moment {
                 data::notice_end(&past, ms)?;
@@ -234,11 +233,7 @@ async fn as_of(
             past::as_of(key, found, &args.node.name).map_err(Failure::usage)?
         }
         Found::Admin(asked) => {
-            let moment = match moment {
-                Moment::Version(Stamp { wall, counter }) => format!("{wall}:{counter}"),
-                Moment::Time(ms) => time::utc(ms),
-            };
-            let path = format!("/v1/value?key={}&as_of={moment}", percent::encode(key));
+            let path = format!("/v1/value?key={}&as_of={text}", percent::encode(key));
             let answer = asked.send(Method::GET, &path, Vec::new()).await;
             answer.map_err(Failure::of_question)?
         }

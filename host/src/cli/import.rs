@@ -26,7 +26,9 @@ const LINE_BYTES_MAX: u64 = 6 * PACKET_BYTES_MAX as u64;
 /// Set the keys that `statehouse export` wrote
 ///
 /// Keys get new versions. A key keeps its expiry and its fencing token; a key that has expired
-/// since is left out. Importing the same lines again does no harm. Blank lines are skipped.
+/// since is left out. The time that a key has left is by the clock of this machine: if that differs
+/// from the store's, keys end earlier or later by the difference. Importing the same lines again
+/// does no harm. Blank lines are skipped.
 ///
 /// After an error, all lines before the one that it names are imported: continue with --skip.
 #[derive(Debug, clap::Args)]
@@ -259,8 +261,20 @@ fn line_of(text: &[u8]) -> Result<Option<Line>, Failure> {
         return Ok(None);
     }
     let invalid = |why: String| Failure::usage(format!("the line is not one of an export: {why}"));
-    let object: Json = serde_json::from_slice(text).map_err(|it| invalid(it.to_string()))?;
+    // An error at its end must not have the position of the next line.
+    let object = serde_json::from_slice(text.trim_ascii_end());
+    let object: Json = object.map_err(|it| invalid(why_not_json(&it)))?;
     parse(&object).map(Some).map_err(invalid)
+}
+
+/// The error with its column alone: the caller names the line.
+fn why_not_json(error: &serde_json::Error) -> String {
+    let (text, column) = (error.to_string(), error.column());
+    let place = format!(" at line {} column {column}", error.line());
+    match text.strip_suffix(&place) {
+        Some(what) => format!("{what} at column {column}"),
+        None => text,
+    }
 }
 
 /// The fields of a line. A later version may export more, which must not be lost silently.
@@ -316,6 +330,18 @@ mod tests {
         let full = line(full).unwrap();
         assert_eq!(full.expires_ms, Some(1500));
         assert_eq!(full.fence, Some("1:2:n".parse().unwrap()));
+    }
+
+    /// Regression: each error named line 1, and then the line of the file.
+    #[test]
+    fn line_that_is_not_json_names_the_column_alone() {
+        for (text, says) in [
+            ("what\n", "expected value at column 1"),
+            ("{\"key\":\n", "EOF while parsing a value at column 7"),
+        ] {
+            let failure = line_of(text.as_bytes()).unwrap_err();
+            assert!(failure.message().ends_with(says), "{failure:?}");
+        }
     }
 
     #[test]

@@ -1,33 +1,28 @@
 //! `statehouse lock`: runs a command while it holds a lock, and exits with the command's exit code.
 //! The command must never continue to run after the lease is lost.
 
+mod status;
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::future::poll_fn;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
-use std::slice;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
-use hyper::Method;
-use serde_json::{Value as Json, json};
-use statehouse_client::{Client, Lock, LockOptions, Value, parse_duration};
-use statehouse_offline::Past;
+use rustix::process::getpgrp;
+use rustix::termios::tcgetpgrp;
+use statehouse_client::{Client, Lock, LockOptions, parse_duration};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::entries::{self, Parts};
-use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
+use super::output::{Exit, Failure, notice, one_line, printable};
 use super::remote::Remote;
-use super::store::{Found, Place};
-use super::time::utc;
-use crate::past;
-use statehouse_config::percent;
+use super::store::Place;
 
 /// The time between SIGTERM and SIGKILL for a command that has lost its lock. It is short, since
 /// another holder may already run.
@@ -39,10 +34,6 @@ const RELEASE_LOST_WAIT: Duration = Duration::from_secs(1);
 
 /// The pause between two checks whether the group of a stopped command has ended.
 const GROUP_PAUSE: Duration = Duration::from_millis(100);
-
-/// How many renewals of a lock `--status` reads from a data directory. A lease of ten seconds is
-/// renewed some 26 000 times a day, and the history reaches back a day.
-const RENEWALS_MAX: usize = 100_000;
 
 /// Longest interruption for which the broker keeps the session. A longer one costs nothing, because
 /// every request can be repeated; the session of a killed command takes a place until then.
@@ -69,7 +60,10 @@ const LEASE_CHECK_PAUSE: Duration = Duration::from_secs(1);
 ///
 /// SIGHUP, SIGINT, SIGQUIT and SIGTERM are forwarded to the command. Without a controlling
 /// terminal, as in a service, signals reach its whole process group. On a terminal they reach only
-/// the command itself, which must end its own processes.
+/// the command itself, which must end its own processes. In the foreground of a terminal SIGINT and
+/// SIGQUIT are not forwarded, since the terminal sends them to the command too. To end the command
+/// from elsewhere, send SIGTERM. A second signal during the release of the lock ends this program
+/// within two seconds, and the lock ends with its lease.
 ///
 /// The command gets the lock's name in STATEHOUSE_LOCK and the fencing token in
 /// STATEHOUSE_FENCING_TOKEN. Earlier holders cannot overwrite what the command writes with that
@@ -97,12 +91,13 @@ pub(super) struct Args {
 
     /// The name of the holder, stored as the value of the key [default: the client id]. Two holders
     /// with the same name hold the lock together, and the first one that ends releases it for both
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     holder: Option<OsString>,
 
     /// Print the holder of the lock, since when it holds the lock, when it renewed the lock last,
-    /// and when the lock ends unless it is renewed. Exit code 1 if it is free. The line `since` is
-    /// from the history in the data directory or of the admin API, and missing without them
+    /// and when the lock ends unless it is renewed. Exit code 1 if it is free. The lines `since`
+    /// and `renewed` are from the history in the data directory or of the admin API. Without them
+    /// `since` is missing, and `renewed` may be up to a minute too late
     #[arg(long, conflicts_with_all = ["wait", "holder", "command"])]
     status: bool,
 
@@ -135,130 +130,29 @@ fn parse_lease(text: &str) -> Result<Duration, String> {
 pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {
     args.remote.heed(&args.place);
     if args.status {
-        return status(&args).await;
+        return status::run(&args).await;
     }
-    // Signals are caught from here on, so that none leaves the lock held.
-    let mut signals = Signals::listen()?;
     let interruption = args.lease.min(INTERRUPTION_MAX);
-    let work = async |client: &Client| run_locked(client, &args, &mut signals).await;
+    let work = async |client: &Client| run_locked(client, &args).await;
     args.remote.ask_for(interruption, work).await
 }
 
-async fn run_locked(client: &Client, args: &Args, signals: &mut Signals) -> Result<Exit, Failure> {
-    let Some(mut lock) = acquire(client, args, signals).await? else {
+async fn run_locked(client: &Client, args: &Args) -> Result<Exit, Failure> {
+    // Signals are caught from here on, so that none leaves the lock held. Before, they end the
+    // process.
+    let mut signals = Signals::listen()?;
+    let Some(mut lock) = acquire(client, args, &mut signals).await? else {
         return Err(Failure::negative(format!(
             "the lock {} was not acquired in time: it is held by another client, or the store answers too slowly",
             printable(args.name.as_bytes())
         )));
     };
     let result = match spawn(args, &lock) {
-        Ok(running) => supervise(running, &mut lock, args.lease, signals).await,
+        Ok(running) => supervise(running, &mut lock, args.lease, &mut signals).await,
         Err(failure) => Err(failure),
     };
-    release(lock).await;
+    release(lock, &mut signals).await?;
     result
-}
-
-/// Prints who holds the lock.
-async fn status(args: &Args) -> Result<Exit, Failure> {
-    let name = Bytes::copy_from_slice(args.name.as_bytes());
-    let key = slice::from_ref(&name);
-    let read = async |client: &Client| entries::read(client, key, Parts::Both).await;
-    let held = args.remote.ask(read).await?;
-    let held = held
-        .first()
-        .and_then(|it| it.value.as_ref().zip(it.meta.as_ref()));
-    let Some((value, meta)) = held else {
-        if args.remote.json {
-            emit_json(&json!({ "name": json_bytes(&name), "holder": null }))?;
-        } else {
-            notice(&format!("the lock {} is free", printable(&name)));
-        }
-        return Ok(Exit::Negative);
-    };
-    let (since, renewed) = (since(args, value).await, utc(value.version.wall_ms()));
-    if args.remote.json {
-        emit_json(&json!({
-            "name": json_bytes(&name),
-            "holder": json_bytes(&value.bytes),
-            "since": since.as_ref().filter(|it| it.is_exact).map(|it| &it.time),
-            "since_before": since.as_ref().filter(|it| !it.is_exact).map(|it| &it.time),
-            "renewed": renewed,
-            "until": meta.expires_ms.map(utc),
-            "version": value.version.to_string(),
-            "fencing_token": since.as_ref().and_then(|it| it.fencing_token.as_ref()),
-        }))?;
-        return Ok(Exit::Done);
-    }
-    let since = since.map_or(String::new(), |it| {
-        let before = if it.is_exact { "" } else { "before " };
-        format!("since    {before}{}\n", it.time)
-    });
-    let until = match (meta.expires_ms, meta.ttl) {
-        (Some(ms), Some(ttl)) => format!("{}, in {}", utc(ms), entries::duration(ttl)),
-        _ => "without end: it is a key without an expiry".to_owned(),
-    };
-    let holder = printable(&value.bytes);
-    let text = format!("holder   {holder}\n{since}renewed  {renewed}\nuntil    {until}\n");
-    emit(text.as_bytes())?;
-    Ok(Exit::Done)
-}
-
-/// When the holder of a lock acquired it.
-#[derive(Debug, PartialEq)]
-struct Since {
-    time: String,
-    /// Otherwise it acquired the lock before this time: the history reaches back no further.
-    is_exact: bool,
-    /// The version of the acquisition, if the time is exact. Renewals have higher versions.
-    fencing_token: Option<String>,
-}
-
-/// Looks into the history of the store for when the holder acquired the lock, if the data directory
-/// is on this machine or the admin API answers.
-async fn since(args: &Args, held: &Value) -> Option<Since> {
-    let name = args.name.as_bytes();
-    let answer = match args.remote.find(&args.place).ok()? {
-        Found::Data(path) if path.is_dir() => Past::open(&path)
-            .and_then(|past| past.history(name, RENEWALS_MAX, usize::MAX))
-            .map(|it| past::history(name, &it, held.version.node(), usize::MAX))
-            .map_err(|error| error.to_string()),
-        Found::Data(_) => return None,
-        Found::Admin(mut asked) => {
-            asked.timeout = args.remote.timeout();
-            let path = format!("/v1/history?key={}&limit=2000", percent::encode(name));
-            let answer = asked.send(Method::GET, &path, Vec::new()).await;
-            answer.map_err(|failure| failure.message().to_owned())
-        }
-    };
-    match answer {
-        Ok(answer) => since_in(&answer, &json_bytes(&held.bytes), &held.version.to_string()),
-        Err(error) => {
-            notice(&format!("since when it is held is not shown: {error}"));
-            None
-        }
-    }
-}
-
-/// The first of the last uninterrupted writes of the holder. None if the last write has another
-/// version: the history is that of another store, or not up to date.
-fn since_in(history: &Json, holder: &Json, version: &str) -> Option<Since> {
-    let changes = history["changes"].as_array()?;
-    (changes.first()?["version"] == version).then_some(())?;
-    let own = |change: &&Json| change["event"] == "set" && change["value"] == *holder;
-    let count = changes.iter().take_while(own).count();
-    let beginning = &history["beginning"];
-    // The history may begin with a renewal, if it does not reach back to when the key was absent.
-    let begins_free = beginning["since"].is_null() || beginning["absent_before"] == true;
-    let is_all = beginning["changes"] == changes.len() && begins_free;
-    let is_exact = count < changes.len() || is_all;
-    let first = changes.get(count.checked_sub(1)?)?;
-    let text = |name: &str| first[name].as_str().map(str::to_owned);
-    Some(Since {
-        time: text("time")?,
-        is_exact,
-        fencing_token: text("version").filter(|_| is_exact),
-    })
 }
 
 async fn acquire(
@@ -279,9 +173,12 @@ async fn acquire(
     tokio::select! {
         lock = client.lock(name, options) => Ok(lock?),
         signal = signals.next() => {
-            // A request that acquires the lock may be in flight; this one is executed after it.
-            let _ = client.vdel(name, holder, None).await;
-            Err(Failure::new(128 + signal.number, "interrupted while waiting for the lock"))
+            let last = tokio::select! {
+                // A request that acquires the lock may be in flight; this one is executed after it.
+                _ = client.vdel(name, holder, None) => signal,
+                second = signals.next() => second,
+            };
+            Err(last.failure("interrupted while waiting for the lock"))
         }
     }
 }
@@ -329,14 +226,26 @@ fn spawn(args: &Args, lock: &Lock) -> Result<Running, Failure> {
     })
 }
 
-async fn release(lock: Lock) {
+/// Releases the lock. Fails only if signals interrupt it.
+async fn release(lock: Lock, signals: &mut Signals) -> Result<(), Failure> {
     if !lock.is_held() {
         // There is probably nothing to release, or the store is unreachable.
         let _ = timeout(RELEASE_LOST_WAIT, lock.release()).await;
-    } else if let Err(error) = lock.release().await {
-        notice(&format!(
-            "the lock could not be released and ends with its lease: {error}"
-        ));
+        return Ok(());
+    }
+    tokio::select! {
+        released = lock.release() => {
+            if let Err(error) = released {
+                notice(&format!(
+                    "the lock could not be released and ends with its lease: {}",
+                    one_line(&error.to_string())
+                ));
+            }
+            Ok(())
+        }
+        signal = signals.second() => {
+            Err(signal.failure("interrupted while releasing the lock, which ends with its lease"))
+        }
     }
 }
 
@@ -411,7 +320,7 @@ impl Running {
     /// Whether a terminal sends this signal to the command itself, for Ctrl-C and Ctrl-\.
     /// Forwarding it would send it twice.
     fn gets_from_terminal(&self, signal: &str) -> bool {
-        matches!(signal, "INT" | "QUIT") && !self.has_own_group && io::stdin().is_terminal()
+        matches!(signal, "INT" | "QUIT") && !self.has_own_group && is_in_foreground()
     }
 
     /// Sends SIGTERM, and SIGKILL if the command and its group do not end in time.
@@ -455,6 +364,11 @@ impl Running {
     }
 }
 
+/// Whether the terminal sends its signals to the process group of this program.
+fn is_in_foreground() -> bool {
+    File::open("/dev/tty").is_ok_and(|it| tcgetpgrp(it).is_ok_and(|group| group == getpgrp()))
+}
+
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status
         .code()
@@ -471,6 +385,13 @@ struct Signals(Vec<(Caught, Signal)>);
 struct Caught {
     name: &'static str,
     number: u8,
+}
+
+impl Caught {
+    /// The failure of a command that it has interrupted.
+    fn failure(self, why: &str) -> Failure {
+        Failure::new(128 + self.number, why)
+    }
 }
 
 impl Signals {
@@ -496,6 +417,12 @@ impl Signals {
         })
         .await
     }
+
+    /// The second signal from now on. The first one may be that which has ended the command.
+    async fn second(&mut self) -> Caught {
+        self.next().await;
+        self.next().await
+    }
 }
 
 /// Whether the process with this `/proc/PID/status` ignores a signal.
@@ -509,50 +436,6 @@ fn is_ignored(status: &str, number: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lock_is_held_since_the_first_of_its_renewals() {
-        let change = |event: &str, holder: &str, version: &str| json!({ "event": event, "value": holder, "version": version, "time": format!("at {version}") });
-        let own = [("set", "anna", "5"), ("set", "anna", "4")];
-        let held_from = |earlier: &[(&str, &str, &str)], beginning: Json| {
-            let all = own.iter().chain(earlier);
-            let all: Vec<Json> = all.map(|it| change(it.0, it.1, it.2)).collect();
-            let history = json!({ "changes": all, "beginning": beginning });
-            since_in(&history, &json!("anna"), "5")
-        };
-        let held = |earlier: &[(&str, &str, &str)], count: u64| {
-            held_from(earlier, json!({ "changes": count }))
-        };
-        let at_4 = |is_exact: bool| {
-            Some(Since {
-                time: "at 4".to_owned(),
-                is_exact,
-                fencing_token: is_exact.then(|| "4".to_owned()),
-            })
-        };
-        assert_eq!(held(&[], 2), at_4(true));
-        assert_eq!(held(&[], 9), at_4(false), "the rest was not read");
-        for earlier in ["deleted", "expired"] {
-            let ended = [(earlier, "anna", "3"), ("set", "anna", "2")];
-            assert_eq!(held(&ended, 9), at_4(true));
-        }
-        assert_eq!(held(&[("set", "bert", "3")], 9), at_4(true));
-        // A history that begins with a snapshot may begin with a renewal.
-        for (absent_before, is_exact) in [(json!(true), true), (json!(false), false)] {
-            let beginning = json!({
-                "changes": 2,
-                "since": "2026-11-21T03:00:00Z",
-                "before": null,
-                "absent_before": absent_before,
-            });
-            assert_eq!(held_from(&[], beginning), at_4(is_exact));
-        }
-        // An earlier version of the store does not say whether it was free.
-        let since = json!({ "changes": 2, "since": "2026-11-21T03:00:00Z", "before": null });
-        assert_eq!(held_from(&[], since), at_4(false));
-        let other = json!({ "changes": [change("set", "anna", "7")], "beginning": {} });
-        assert_eq!(since_in(&other, &json!("anna"), "5"), None);
-    }
 
     #[test]
     fn ignored_signals_are_read_from_the_status_of_the_process() {

@@ -25,6 +25,7 @@ mod history;
 mod import;
 mod lock;
 mod man;
+mod outage;
 mod output;
 mod policy;
 mod progress;
@@ -82,12 +83,12 @@ The file that --config names may contain every other setting, under its name wit
   max_keys = 100000
 Flags take precedence over environment variables, and these over the file.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT, 2 usage or an unusable data directory, 3 the start
-failed, for example because an address is in use, 65 the log of the cluster contradicts itself or is
-older than before, 70 a bug lost the state in memory, 74 the disk failed, 75 the system clock is
-behind the data directory, the disk is full, or the system starts no more threads, 76 another host
-took the client id at the broker, 78 the cluster needs a newer version. After 70 and 74 start the
-store again: it recovers everything that is durable.")]
+Exit codes: 0 stopped by SIGTERM or SIGINT (143 and 130 before the settings are read), 2 usage or an
+unusable data directory, 3 the start failed, for example because an address is in use, 65 the log of
+the cluster contradicts itself or is older than before, 70 a bug lost the state in memory, 74 the
+disk failed, 75 the system clock is behind the data directory, or the machine lacks disk space,
+memory, threads or files, 76 another host took the client id at the broker, 78 the cluster needs a
+newer version. After 70 and 74 start the store again: it recovers everything that is durable.")]
     Serve(Box<serve::Args>),
     Get(get::Args),
     Set(set::Args),

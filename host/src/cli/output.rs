@@ -87,6 +87,11 @@ impl Failure {
         self.code == EXIT_USAGE
     }
 
+    /// Whether there was no connection or no answer, which may pass.
+    pub(super) fn is_transport(&self) -> bool {
+        self.code == EXIT_TRANSPORT
+    }
+
     pub(super) fn message(&self) -> &str {
         &self.message
     }
@@ -108,12 +113,14 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
+            _ if error.is_without_store() => EXIT_TRANSPORT,
             Error::Refused(_) | Error::Rejected(_) | Error::Denied(_) => EXIT_REFUSED,
             Error::Invalid(_) => EXIT_USAGE,
             _ => EXIT_TRANSPORT,
         };
         let advice = match &error {
             Error::Refused(text) => refusal_advice(text),
+            _ if error.is_without_store() => "Is a state store attached to this broker?",
             Error::Timeout(_) => {
                 "Is a state store running there? --timeout allows for a slow one. The request may have taken effect"
             }
@@ -123,7 +130,8 @@ impl From<Error> for Failure {
             Error::Protocol(_) => "Is it a state store that speaks this version of the protocol?",
             _ => "",
         };
-        let mut message = error.to_string();
+        // The store and the broker choose parts of it.
+        let mut message = one_line(&error.to_string());
         if !advice.is_empty() {
             message.push_str(". ");
             message.push_str(advice);
@@ -334,6 +342,13 @@ mod tests {
     }
 
     #[test]
+    fn texts_of_a_broker_are_escaped() {
+        let rejected = Error::Rejected("no\n\x1b[31m\u{202e}".into());
+        let message = Failure::from(rejected).message;
+        assert!(message.ends_with("no\\n\\u{1b}[31m\\u{202e}"), "{message}");
+    }
+
+    #[test]
     fn failed_policies_are_named_as_the_cause() {
         let failure = Failure::from(Error::Refused("internal error".into()));
         assert!(failure.message.contains("statehouse policy list"));
@@ -344,6 +359,8 @@ mod tests {
         let code = |error: Error| Failure::from(error).code;
         assert_eq!(code(Error::Refused("syntax error".into())), 4);
         assert_eq!(code(Error::Rejected("quota".into())), 4);
+        let without_store = "no state store is subscribed to requests";
+        assert_eq!(code(Error::Rejected(without_store.into())), 3);
         assert_eq!(code(Error::Transport("gone".into())), 3);
         assert_eq!(code(Error::Timeout(std::time::Duration::ZERO)), 3);
         assert_eq!(code(Error::Protocol("odd".into())), 3);

@@ -4,6 +4,8 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use rustix::termios::tcgetwinsize;
+
 /// How often a bar is drawn: often enough to look smooth, at negligible cost.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 
@@ -27,7 +29,7 @@ impl Progress {
         Self {
             began: None,
             last: Instant::now(),
-            is_terminal: io::stderr().is_terminal(),
+            is_terminal: io::stderr().is_terminal() && !is_dumb(),
             drawn: false,
         }
     }
@@ -72,6 +74,7 @@ impl Progress {
         // An error of stderr is ignored, since there is no other place to report it.
         let _ = if self.is_terminal {
             self.drawn = true;
+            let line = fitting(line, tcgetwinsize(&out).map_or(0, |it| it.ws_col));
             write!(out, "\r{line}\x1b[K").and_then(|()| out.flush())
         } else {
             writeln!(out, "{line}")
@@ -91,6 +94,20 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+/// Whether the terminal has no control sequences.
+fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|it| it == "dumb")
+}
+
+/// The beginning of a line that leaves the last column free, because a line that wraps could not be
+/// erased. Zero columns are an unknown number.
+fn fitting(line: &str, columns: u16) -> String {
+    match columns {
+        0 => line.to_owned(),
+        columns => line.chars().take(usize::from(columns) - 1).collect(),
     }
 }
 
@@ -119,6 +136,14 @@ fn line(done: u64, total: u64, status: &str, bar: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_cut_to_the_columns_of_the_terminal() {
+        assert_eq!(fitting("█░ 50 %", 0), "█░ 50 %");
+        assert_eq!(fitting("█░ 50 %", 8), "█░ 50 %");
+        assert_eq!(fitting("█░ 50 %", 7), "█░ 50 ");
+        assert_eq!(fitting("█░ 50 %", 1), "");
+    }
 
     #[test]
     fn a_line_shows_the_progress() {

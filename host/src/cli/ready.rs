@@ -2,15 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use hyper::Method;
 use serde_json::json;
 
 use super::output::{Exit, Failure};
 use super::store::Store;
 use statehouse_config::Span;
 
-/// How long to wait for an answer. A store that answers later is not ready, and health checks of
-/// containers give up after five seconds.
+/// How long to wait for the answer of a host. A store that answers later is not ready, and health
+/// checks of containers give up after five seconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The pause between two questions.
@@ -18,9 +17,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Say whether a running store can answer requests, for health checks and scripts
 ///
-/// Asks /readyz of the admin API. Exit code 0 if the store is ready; 3 with the reason if it is
-/// not, or if no store answers within three seconds. A store that is up but not ready refuses
-/// writes because its disk is full, or waits for its broker or its cluster.
+/// Asks /readyz of the admin API, which needs no login. Exit code 0 if the store is ready; 3 with
+/// the reason if it is not, or if none answers within three seconds for each address. A store that
+/// is up but not ready refuses writes because its disk is full, or waits for its broker or its
+/// cluster. Of the hosts of a cluster, one that is ready is enough.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -39,11 +39,8 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let wait = Duration::from_millis(args.wait.ms());
     let start = Instant::now();
     loop {
-        let asking = args.store.ask(Method::GET, "/readyz");
-        let asked = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
-        let late = |_| Err(Failure::transport("the store does not answer within 3 s"));
-        match asked.unwrap_or_else(late) {
-            Ok(_) => break,
+        match args.store.probe("/readyz", ANSWER_TIMEOUT).await {
+            Ok(()) => break,
             Err(failure) if failure.is_usage() || start.elapsed() >= wait => return Err(failure),
             Err(_) => tokio::time::sleep(PAUSE).await,
         }

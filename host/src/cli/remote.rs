@@ -8,7 +8,8 @@ use rustls::ClientConfig;
 use statehouse_client::{Client, Error, Login, Options, Tls, parse_duration};
 
 use super::context::{self, Context};
-use super::output::Failure;
+use super::environment::has_flag;
+use super::output::{Failure, one_line};
 use super::store::{Found, Place};
 use statehouse_config::{BrokerUrl, read_password};
 
@@ -37,6 +38,9 @@ struct Address {
 /// Advice if the store is unreachable.
 pub(super) const START_ONE: &str =
     "Start one with `statehouse serve`, or name another with --host and --port";
+
+/// Advice if no authority that is trusted here has issued the certificate of the store.
+pub(super) const TRUST_ONE: &str = "--ca FILE names the CA certificates to trust";
 
 /// Advice if the broker answers CONNACK 0x97.
 const NO_ROOM: &str =
@@ -135,7 +139,7 @@ impl Credentials {
         }
         if account.user.is_none() {
             account.user = context.user;
-            if std::env::var_os(PASSWORD).is_none_or(|it| it.is_empty()) {
+            if password_variable().is_none() {
                 fill(&mut account.password_file, context.password_file);
             }
         }
@@ -174,29 +178,46 @@ impl Credentials {
         }
     }
 
-    /// User and password; flags take precedence over the URL.
+    /// User and password. Flags take precedence over the URL. Variables do so only if the URL is
+    /// not that of a flag, which may name another store.
     pub(super) fn login(&self, url: &BrokerUrl) -> Result<Option<Login>, Failure> {
         let password = url.password.as_ref().map(|it| it.0.as_str());
         self.account.login(url.user.as_deref(), password)
     }
 }
 
+/// The flags with the URL of a store or its broker.
+const URL_FLAGS: [&str; 2] = ["--url", "--broker"];
+
+/// The password of the environment; an empty one counts as unset.
+fn password_variable() -> Option<String> {
+    std::env::var(PASSWORD).ok().filter(|it| !it.is_empty())
+}
+
 impl Account {
-    /// User and password; flags take precedence over the arguments.
-    pub(super) fn login(
-        &self,
-        user: Option<&str>,
-        password: Option<&str>,
-    ) -> Result<Option<Login>, Failure> {
-        let own = match &self.password_file {
+    /// User and password, of this account or of a URL.
+    fn login(&self, user: Option<&str>, password: Option<&str>) -> Result<Option<Login>, Failure> {
+        let (mut own, mut variable) = (self.clone(), password_variable());
+        if let Some(user) = user
+            && URL_FLAGS.into_iter().any(has_flag)
+            && !has_flag("--user")
+        {
+            let is_other = own.user.take().is_some_and(|it| it != user);
+            // The password of the environment is that of its user.
+            if is_other || password.is_some() {
+                variable = None;
+                own.password_file = own.password_file.filter(|_| has_flag("--password-file"));
+            }
+        }
+        let own_password = match &own.password_file {
             Some(path) => {
                 let read = read_password(path);
                 Some(read.map_err(|error| Failure::usage(error.to_string()))?.0)
             }
-            None => std::env::var(PASSWORD).ok(),
+            None => variable,
         };
-        let password = own.or_else(|| password.map(str::to_owned));
-        let user = self.user.clone().or_else(|| user.map(str::to_owned));
+        let password = own_password.or_else(|| password.map(str::to_owned));
+        let user = own.user.or_else(|| user.map(str::to_owned));
         Ok(match (user, password) {
             // MQTT 5 allows a password without a user (section 3.1.2.9); rumqttc does not.
             (None, Some(_)) => {
@@ -216,7 +237,8 @@ impl Account {
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Target {
     /// The URL of the store: mqtt://HOST:PORT, mqtts:// (TLS), ws:// or wss:// (WebSocket); takes
-    /// precedence over --host and --port
+    /// precedence over --host and --port. A user and a password in the URL of this flag take
+    /// precedence over those of environment variables
     #[arg(
         long,
         value_name = "URL",
@@ -314,7 +336,7 @@ pub(super) struct Remote {
     client_id: Option<String>,
 
     /// How long to wait for the connection, and for each response [default: 5s; for a question
-    /// about the past, 5min]
+    /// about the past, 5m]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Connection")]
     timeout: Option<Duration>,
 
@@ -372,10 +394,7 @@ impl Remote {
         let client = Client::connect(options)
             .await
             .map_err(|error| match error {
-                Error::Transport(why) if why.contains("(QuotaExceeded)") => {
-                    Failure::transport(format!("{why}. {NO_ROOM}"))
-                }
-                Error::Transport(why) => Failure::transport(format!("{why}. {START_ONE}")),
+                Error::Transport(why) => advised(&one_line(&why)),
                 other => other.into(),
             })?;
         self.traced(client)
@@ -397,8 +416,8 @@ impl Remote {
         } = &self.target;
         let mut found =
             place.find_beside(self.target.is_given(), context.as_deref(), credentials)?;
-        if let (Found::Admin(asked), Some(timeout)) = (&mut found, self.timeout) {
-            asked.timeout = timeout;
+        if let Found::Admin(asked) = &mut found {
+            asked.timeout = self.timeout;
         }
         Ok(found)
     }
@@ -412,6 +431,22 @@ impl Remote {
         let inherited = std::env::var(TRACEPARENT).ok();
         let traced = inherited.and_then(|it| client.traced(&it).ok());
         Ok(traced.unwrap_or(client))
+    }
+}
+
+/// The failure of a connection, with advice that fits its reason.
+fn advised(why: &str) -> Failure {
+    let says = |text: &&str| why.contains(*text);
+    let failure = Failure::transport(why);
+    if says(&"(QuotaExceeded)") {
+        failure.with(NO_ROOM)
+    } else if says(&"no authority that is trusted here") {
+        failure.with(TRUST_ONE)
+    } else if ["certificate", "TLS", "not MQTT 5"].iter().any(says) {
+        // A server answers, and the reason says what to do about it.
+        failure
+    } else {
+        failure.with(START_ONE)
     }
 }
 

@@ -10,7 +10,7 @@ use super::output::{Exit, Failure, emit_either, notice, one_line, printable};
 use super::progress::Progress;
 use super::store::{Asked, Found, Reach};
 use super::time::utc;
-use crate::past;
+use crate::past::{self, Given};
 use statehouse_config::Fuel;
 use statehouse_offline::{Bound, Candidate, Difference, Observer, Past, Tally};
 use statehouse_testkit::read_policy;
@@ -74,7 +74,7 @@ pub(super) struct Args {
 
 /// One end of the range.
 #[derive(Clone, Copy, Debug)]
-struct Place(Bound);
+struct Place(Given<Bound>);
 
 impl std::str::FromStr for Place {
     type Err = String;
@@ -98,8 +98,9 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         Found::Data(data) => {
             let fuel_max = args.max_fuel.unwrap_or_default().get();
             let candidate = file.as_deref().map(|file| Candidate { file, fuel_max });
-            let (from, to) = (args.from.map(|it| it.0), args.to.map(|it| it.0));
             let past = Past::open(&data)?;
+            let within = |it: Option<Place>| it.map(|it| it.0.within(&past)).transpose();
+            let (from, to) = (within(args.from)?, within(args.to)?);
             data::notice_end(&past, u64::MAX)?;
             let replayed = past.replay(from, to, candidate, &mut printer)?;
             past::summary(&replayed)
@@ -138,8 +139,9 @@ async fn by_store(
 ) -> Result<Json, Failure> {
     let bound = |name: &str, bound: Option<Place>| match bound {
         None => String::new(),
-        Some(Place(Bound::LogPosition(position))) => format!("&{name}={position}"),
-        Some(Place(Bound::Time(ms))) => format!("&{name}={}", utc(ms)),
+        Some(Place(Given::Exactly(Bound::LogPosition(at)))) => format!("&{name}={at}"),
+        Some(Place(Given::Exactly(Bound::Time(ms)))) => format!("&{name}={}", utc(ms)),
+        Some(Place(Given::Ago(ms))) => format!("&{name}={ms}ms"),
     };
     let (from, to) = (bound("from", args.from), bound("to", args.to));
     let fuel = args.max_fuel.map(|it| format!("&max_fuel={}", it.get()));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use hyper::Method;
 
 use super::data;
+use super::outage::Outage;
 use super::output::{Exit, Failure, emit_either, one_line};
 use super::store::{Store, unexpected};
 use super::table::{self, cell, cell_or_dash};
@@ -20,8 +21,8 @@ const POLL: Duration = Duration::from_secs(1);
 /// the turn of its connection to the policy, `policy` the policy itself, `flush` the wait until the
 /// log position of its response was durable, `socket` the handover to the connection. The time of a
 /// call with little fuel is estimated. A key is cut after 40 bytes. The store keeps the last 256;
-/// --follow asks once a second, and says how many it has missed. If the store has had fewer than
-/// before, it has restarted, and --follow begins again.
+/// --follow asks once a second, also while the store is down, and says how many it has missed. If
+/// the store has had fewer than before, it has restarted, and --follow begins again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -29,7 +30,7 @@ Examples:
   statehouse slow --follow
   statehouse slow --json | jq '.requests[] | select(.flush_us > 50000)'")]
 pub(super) struct Args {
-    /// Also show further slow requests, until interrupted
+    /// Also show further slow requests, until Ctrl-C
     #[arg(long)]
     follow: bool,
 
@@ -39,19 +40,29 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let (mut from, mut is_first) = (0, true);
+    let mut outage = Outage::default();
     let interrupted = tokio::signal::ctrl_c();
     tokio::pin!(interrupted);
     loop {
         let path = format!("/v1/slow?from={from}");
-        let answer = args.store.ask(Method::GET, &path).await?;
-        let slow: SlowRequests = serde_json::from_value(answer.clone()).map_err(unexpected)?;
-        let is_news = is_first || !slow.requests.is_empty();
-        let in_words = || text(&slow, is_first);
-        let is_read = !is_news || emit_either(args.store.json, || answer, in_words)?;
-        if !args.follow || !is_read {
-            return Ok(Exit::Done);
+        let answer = tokio::select! {
+            biased;
+            _ = &mut interrupted, if args.follow => return Ok(Exit::Done),
+            answer = args.store.ask(Method::GET, &path) => answer,
+        };
+        if let Some(answer) = outage.note(answer)? {
+            let slow: SlowRequests = serde_json::from_value(answer.clone()).map_err(unexpected)?;
+            let is_news = is_first || !slow.requests.is_empty();
+            let in_words = || text(&slow, is_first);
+            let is_read = !is_news || emit_either(args.store.json, || answer, in_words)?;
+            if !args.follow || !is_read {
+                return Ok(Exit::Done);
+            }
+            (from, is_first) = (slow.next, false);
+        } else {
+            // A store that has started again counts its requests from 0 again.
+            from = 0;
         }
-        (from, is_first) = (slow.next, false);
         tokio::select! {
             biased;
             _ = &mut interrupted => return Ok(Exit::Done),

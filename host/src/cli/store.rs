@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use data_encoding::BASE64;
 use hyper::{Method, StatusCode};
 use serde_json::Value as Json;
@@ -15,7 +16,8 @@ use super::context::{self, Context};
 use super::output::{Exit, Failure, emit_either, one_line};
 use super::remote::{Certificates, Credentials};
 use crate::admin::{
-    Connection, Endpoint, NO_LEADER, ask, is_bearer_token, is_plain_url, is_tls_url,
+    Connection, Endpoint, NO_LEADER, NoAnswer, Question, ask, is_bearer_token, is_plain_url,
+    is_tls_url,
 };
 use statehouse_config::{ADMIN_TOKEN, limits, socket_path};
 
@@ -105,8 +107,18 @@ pub(super) struct Asked {
     hosts: Vec<Connection>,
     /// The data directory whose file `admin` has the address.
     data: Option<PathBuf>,
-    /// How long to wait for an answer.
-    pub(super) timeout: Duration,
+    /// How long to wait for each host, if the command has an option for that.
+    pub(super) timeout: Option<Duration>,
+    /// Whether this is one of several hosts that are asked.
+    is_one_of_several: bool,
+}
+
+/// What the requests of a command need.
+#[derive(Clone, Copy)]
+enum Needs {
+    Login,
+    /// No login, as probes. One that is given is sent nevertheless.
+    Nothing,
 }
 
 /// The failure for a response that this program cannot parse.
@@ -133,14 +145,23 @@ impl Place {
         context: Option<&str>,
         credentials: &Credentials,
     ) -> Result<Found, Failure> {
+        self.find_for(Needs::Login, context, credentials)
+    }
+
+    fn find_for(
+        &self,
+        needs: Needs,
+        context: Option<&str>,
+        credentials: &Credentials,
+    ) -> Result<Found, Failure> {
         if let Some(url) = &self.admin {
-            return Asked::at(url, credentials).map(Found::Admin);
+            return Asked::at(url, credentials, needs).map(Found::Admin);
         }
         if let Some(data) = &self.data {
             return Ok(Found::Data(data.clone()));
         }
         match context::find(context)? {
-            Some((name, context)) => Self::of(&name, context, credentials),
+            Some((name, context)) => Self::of(&name, context, credentials, needs),
             None => Ok(Found::default()),
         }
     }
@@ -163,11 +184,16 @@ impl Place {
     }
 
     /// How to reach the store of a context.
-    fn of(name: &str, mut context: Context, credentials: &Credentials) -> Result<Found, Failure> {
+    fn of(
+        name: &str,
+        mut context: Context,
+        credentials: &Credentials,
+        needs: Needs,
+    ) -> Result<Found, Failure> {
         if let Some(url) = context.admin.take() {
             let mut credentials = credentials.clone();
             credentials.fill(context);
-            return Asked::at(&url, &credentials).map(Found::Admin);
+            return Asked::at(&url, &credentials, needs).map(Found::Admin);
         }
         let data = context.data.map(Found::Data);
         data.ok_or_else(|| context::lacks(name, "neither --admin nor --data"))
@@ -206,7 +232,7 @@ impl Named {
             )));
         }
         let found = match context {
-            Some((name, context)) => Place::of(&name, context, &credentials),
+            Some((name, context)) => Place::of(&name, context, &credentials, Needs::Login),
             None => self.place.find(None, &credentials),
         };
         Asked::of(found?)
@@ -217,6 +243,18 @@ impl Store {
     /// Sends a request without a body.
     pub(super) async fn ask(&self, method: Method, path: &str) -> Result<Json, Failure> {
         self.send(method, path, Vec::new()).await
+    }
+
+    /// Asks a probe, which needs no login. One host that succeeds is enough.
+    pub(super) async fn probe(&self, path: &str, timeout: Duration) -> Result<(), Failure> {
+        let Reach { named, credentials } = &self.reach;
+        let context = named.context.as_deref();
+        let found = named.place.find_for(Needs::Nothing, context, credentials)?;
+        let asked = Asked {
+            timeout: Some(timeout),
+            ..Asked::of(found)?
+        };
+        asked.probe(path).await
     }
 
     /// The overview of the host that leads. If none does, that of the first host that answers:
@@ -256,12 +294,7 @@ impl Store {
 impl Asked {
     async fn overview(self) -> Result<Json, Failure> {
         let mut last = Err(Failure::usage("no host is named"));
-        for host in self.hosts {
-            let host = Self {
-                hosts: vec![host],
-                data: self.data.clone(),
-                timeout: self.timeout,
-            };
+        for host in self.each() {
             let answer = host.send(Method::GET, "/v1/overview", Vec::new()).await;
             // A host that does not lead its cluster has no store.
             if answer.as_ref().is_ok_and(|it| !it["rates"].is_null()) {
@@ -272,6 +305,36 @@ impl Asked {
             }
         }
         last
+    }
+
+    async fn probe(self, path: &str) -> Result<(), Failure> {
+        let mut failures = Vec::new();
+        for host in self.each() {
+            match host.send(Method::GET, path, Vec::new()).await {
+                Ok(_) => return Ok(()),
+                Err(failure) if !host.is_one_of_several => return Err(failure),
+                Err(failure) => {
+                    let url: String = host.hosts.iter().map(|it| &*it.url).collect();
+                    let why = failure.message();
+                    failures.push(match why.contains(&url) {
+                        true => why.to_owned(),
+                        false => format!("{url}: {why}"),
+                    });
+                }
+            }
+        }
+        Err(Failure::transport(failures.join("; ")))
+    }
+
+    /// Each host on its own.
+    fn each(self) -> impl Iterator<Item = Self> {
+        let is_one_of_several = self.hosts.len() > 1;
+        self.hosts.into_iter().map(move |host| Self {
+            hosts: vec![host],
+            data: self.data.clone(),
+            timeout: self.timeout,
+            is_one_of_several,
+        })
     }
 
     /// Sends a request with any body. If no host of a cluster can answer because none leads, sends
@@ -321,11 +384,19 @@ impl Asked {
         path: &str,
         body: Vec<u8>,
     ) -> Result<(StatusCode, Json), Failure> {
-        let asking = ask(&self.hosts, method.clone(), path, body);
-        let (url, answered) = tokio::time::timeout(self.timeout, asking)
-            .await
-            .map_err(|_| self.silent(method, path))?;
-        answered.map_err(|error| self.unreachable(url, &error))
+        let time = self.timeout.unwrap_or_else(|| patience(method, path));
+        let question = Question {
+            method,
+            path,
+            body: Bytes::from(body),
+            time,
+            is_one_of_several: self.is_one_of_several,
+        };
+        let (url, answered) = ask(&self.hosts, &question).await;
+        answered.map_err(|why| match why {
+            NoAnswer::Silent => silent(url, time, method, path),
+            NoAnswer::Failed(error) => self.unreachable(url, &error),
+        })
     }
 
     /// The failure for a status that is no success.
@@ -351,29 +422,22 @@ impl Asked {
             Found::Data(data) => Ok(Self {
                 hosts: vec![endpoint(&data)?.into()],
                 data: Some(data),
-                timeout: limits::ADMIN_ANSWER_TIMEOUT,
+                timeout: None,
+                is_one_of_several: false,
             }),
         }
     }
 
     /// The admin API at a URL, or at those of all hosts of a cluster.
-    fn at(urls: &str, credentials: &Credentials) -> Result<Self, Failure> {
-        let hosts = urls.split(',').map(|url| connection(url, credentials));
+    fn at(urls: &str, credentials: &Credentials, needs: Needs) -> Result<Self, Failure> {
+        let hosts = urls.split(',');
+        let hosts = hosts.map(|url| connection(url, credentials, needs));
         Ok(Self {
             hosts: hosts.collect::<Result<_, _>>()?,
             data: None,
-            timeout: limits::ADMIN_ANSWER_TIMEOUT,
+            timeout: None,
+            is_one_of_several: false,
         })
-    }
-
-    fn silent(&self, method: &Method, path: &str) -> Failure {
-        let urls: Vec<_> = self.hosts.iter().map(|it| &*it.url).collect();
-        let silent = Failure::transport(format!("{} does not answer", urls.join(",")));
-        let questions = ["/v1/replay", "/v1/authz"];
-        if *method == Method::GET || questions.iter().any(|it| path.starts_with(it)) {
-            return silent;
-        }
-        silent.with("The request may still take effect: check with `statehouse policy list`")
     }
 
     fn unreachable(&self, url: &str, error: &io::Error) -> Failure {
@@ -391,8 +455,35 @@ impl Asked {
     }
 }
 
+/// How long a host may take to answer a request.
+fn patience(method: &Method, path: &str) -> Duration {
+    let is_one_of = |all: &[&str]| all.iter().any(|it| path.starts_with(it));
+    let reads_history = is_one_of(&["/v1/history", "/v1/value", "/v1/replay"]);
+    let is_short = is_one_of(&["/v1/authz", "/v1/clients"]);
+    match (*method == Method::GET && !reads_history) || is_short {
+        true => limits::ADMIN_SHORT_ANSWER_TIMEOUT,
+        false => limits::ADMIN_ANSWER_TIMEOUT,
+    }
+}
+
+/// The failure of a request that a host did not answer within this time.
+fn silent(url: &str, time: Duration, method: &Method, path: &str) -> Failure {
+    let silent = Failure::transport(format!("{url} does not answer within {time:?}"));
+    let questions = ["/v1/replay", "/v1/authz"];
+    if *method == Method::GET || questions.iter().any(|it| path.starts_with(it)) {
+        return silent;
+    }
+    let lists = match path.starts_with("/v1/clients") {
+        true => "clients",
+        false => "policy list",
+    };
+    silent.with(&format!(
+        "The request may still take effect: check with `statehouse {lists}`"
+    ))
+}
+
 /// The admin API of a host, and how to log in there.
-fn connection(url: &str, credentials: &Credentials) -> Result<Connection, Failure> {
+fn connection(url: &str, credentials: &Credentials, needs: Needs) -> Result<Connection, Failure> {
     if let Some(path) = url.strip_prefix("unix:") {
         let path = socket_path(path).map_err(Failure::usage)?;
         Ok(Connection {
@@ -406,13 +497,13 @@ fn connection(url: &str, credentials: &Credentials) -> Result<Connection, Failur
         let authorization = match credentials.operator()? {
             Some(Login { user, password }) => {
                 let login = BASE64.encode(format!("{user}:{password}").as_bytes());
-                format!("Basic {login}")
+                Some(format!("Basic {login}"))
             }
-            None => bearer(url, "a user (--user and --password-file), or ")?,
+            None => bearer(url, "a user (--user and --password-file), or ", needs)?,
         };
         Ok(Connection {
             url: url.to_owned(),
-            authorization: Some(authorization),
+            authorization,
             tls: Some(tls),
         })
     } else if !is_plain_url(url) {
@@ -422,7 +513,7 @@ fn connection(url: &str, credentials: &Credentials) -> Result<Connection, Failur
     } else {
         Ok(Connection {
             url: url.to_owned(),
-            authorization: Some(bearer(url, "")?),
+            authorization: bearer(url, "", needs)?,
             tls: None,
         })
     }
@@ -438,15 +529,20 @@ fn token() -> Option<OsString> {
     std::env::var_os(ADMIN_TOKEN).filter(|it| !it.is_empty())
 }
 
-/// The Authorization header with the token of the environment.
-fn bearer(url: &str, alternative: &str) -> Result<String, Failure> {
-    let token = token().ok_or_else(|| {
-        Failure::usage(format!(
-            "--admin {url} needs {alternative}the store's token in the environment variable {ADMIN_TOKEN}"
-        ))
-    })?;
+/// The Authorization header with the token of the environment; none if there is no token and the
+/// request needs no login.
+fn bearer(url: &str, alternative: &str, needs: Needs) -> Result<Option<String>, Failure> {
+    let token = match (token(), needs) {
+        (Some(token), _) => token,
+        (None, Needs::Nothing) => return Ok(None),
+        (None, Needs::Login) => {
+            return Err(Failure::usage(format!(
+                "--admin {url} needs {alternative}the store's token in the environment variable {ADMIN_TOKEN}"
+            )));
+        }
+    };
     match token.into_string().ok().filter(|it| is_bearer_token(it)) {
-        Some(token) => Ok(format!("Bearer {token}")),
+        Some(token) => Ok(Some(format!("Bearer {token}"))),
         None => Err(Failure::usage(format!(
             "{ADMIN_TOKEN} must be printable ASCII without a space or a line end at either end, since it is sent in an HTTP header"
         ))),
@@ -474,4 +570,28 @@ fn endpoint(data: &Path) -> Result<Endpoint, Failure> {
             Endpoint::path(data).display()
         )),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: every command waited five minutes for a store that does not answer.
+    #[test]
+    fn short_answers_have_a_short_time() {
+        let short = limits::ADMIN_SHORT_ANSWER_TIMEOUT;
+        let long = limits::ADMIN_ANSWER_TIMEOUT;
+        assert!(short > limits::ADMIN_LOG_WAIT);
+        for (method, path, time) in [
+            (Method::GET, "/v1/usage?clients=5", short),
+            (Method::GET, "/v1/log?from=1", short),
+            (Method::POST, "/v1/authz", short),
+            (Method::DELETE, "/v1/clients/press-4", short),
+            (Method::GET, "/v1/history?key=a", long),
+            (Method::GET, "/v1/replay?limit=1", long),
+            (Method::POST, "/v1/policies", long),
+        ] {
+            assert_eq!(patience(&method, path), time, "{method} {path}");
+        }
+    }
 }

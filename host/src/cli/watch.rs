@@ -53,7 +53,7 @@ pub(super) struct Args {
     keys: Vec<OsString>,
 
     /// Watch all keys that start with these bytes
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, value_name = "PREFIX", allow_hyphen_values = true)]
     prefix: Vec<OsString>,
 
     /// Watch keys as they are written, also if they contain * ? [ or \

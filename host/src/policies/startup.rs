@@ -21,8 +21,8 @@ use statehouse_core::policy::{
 };
 use statehouse_core::store::Transaction;
 use statehouse_core::trial;
-use statehouse_precompiled::Modules;
 use statehouse_precompiled::read_file;
+use statehouse_precompiled::{CompileError, Modules};
 use statehouse_wal::{probe, probe_room};
 
 /// What a start needs to load policies.
@@ -92,6 +92,11 @@ pub(crate) fn may_be_temporary(error: &LoadError) -> bool {
     )
 }
 
+/// A start that fails because an assigned policy cannot be loaded now. A later start may succeed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotNow(pub(crate) String);
+
 impl Opening<'_> {
     /// Builds the registry, and the records of its policies for the log.
     pub(crate) fn registry(
@@ -159,7 +164,18 @@ impl Opening<'_> {
             .with_context(|| format!("cannot read the policy {}", path.display()))?;
         let unusable = || format!("{} cannot be used", path.display());
         let signed_by = self.trust.check(&file).with_context(unusable)?;
-        let policy = self.engine.load(&file).with_context(unusable)?;
+        let is_recorded = recorded.all().contains(&Digest::of(&file));
+        let loaded = self.engine.load(&file).map_err(|error| match error {
+            // As text, which does not count as temporary: a service manager would compile a policy
+            // that is too large, or crashes the compiler, again and again.
+            LoadError::Costly(_) | LoadError::Compiler(CompileError::Crashed(_))
+                if !is_recorded =>
+            {
+                anyhow::anyhow!("{error}")
+            }
+            error => error.into(),
+        });
+        let policy = loaded.with_context(unusable)?;
         let digest = Digest::from(policy.digest);
         if policy.digest == self.standard.digest {
             return Ok(Configured {
@@ -169,7 +185,7 @@ impl Opening<'_> {
             });
         }
         let policy = Arc::new(policy);
-        if !recorded.all().contains(&digest) {
+        if !is_recorded {
             trial::accept(&policy, Instant::now()).with_context(unusable)?;
         }
         if self.keeps != Keeps::Nothing {
@@ -265,21 +281,35 @@ impl Opening<'_> {
         let path = self.modules.path(&digest.0);
         let path = path.display();
         let roles = assignment.roles(&digest);
-        if roles.contains(&Role::Active) {
-            anyhow::bail!(
-                "{name} was the active policy, but its module {path} cannot be used ({error}): name its file with --policy FILE, or use the built-in policy with --policy builtin"
-            );
-        }
-        if roles.contains(&Role::Routed) && !named {
-            anyhow::bail!(
-                "{name} owns the keys of a route, but its module {path} cannot be used ({error}): restore the file, or end the route by naming the active policy with --policy"
-            );
-        }
+        let needed = if roles.contains(&Role::Active) {
+            Some((
+                "was the active policy",
+                "name its file with --policy FILE, or use the built-in policy with --policy builtin",
+            ))
+        } else if roles.contains(&Role::Routed) && !named {
+            Some((
+                "owns the keys of a route",
+                "restore the file, or end the route by naming the active policy with --policy",
+            ))
+        } else {
+            None
+        };
         // The start records the assignment without the policy, so a later start would not load it.
-        anyhow::ensure!(
-            !error.may_be_temporary(),
-            "{name} is assigned in this store, but its module {path} cannot be used now ({error}): start again; if that does not help, remove the file to end the roles of the policy"
-        );
+        if error.may_be_temporary() {
+            let (role, advice) = needed.unwrap_or((
+                "is assigned in this store",
+                "remove the file to end the roles of the policy",
+            ));
+            let text = format!(
+                "{name} {role}, but its module {path} cannot be used now ({error}): start again; if that does not help, {advice}"
+            );
+            return Err(NotNow(text).into());
+        }
+        if let Some((role, advice)) = needed {
+            anyhow::bail!(
+                "{name} {role}, but its module {path} cannot be used ({error}): {advice}"
+            );
+        }
         tracing::error!(policy = name, %digest, ?roles, "a policy cannot be loaded, so its roles end: {error}");
         Ok(assignment.without(digest))
     }

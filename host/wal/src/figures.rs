@@ -1,10 +1,12 @@
 //! Figures of a log for operators: its disk space and its times. Nothing is decided on them.
 
+use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use statehouse_protocol::Histogram;
 
+use crate::catalogue::Catalogue;
 use crate::log::{Log, locked};
 
 /// The bounds of the times of a flush: an NVMe disk with a power-safe cache takes 50 µs, an SD card
@@ -80,23 +82,52 @@ pub struct LogFigures {
     pub times: LogTimes,
 }
 
-impl Log {
-    /// The figures of this log.
-    #[must_use]
-    pub fn figures(&self) -> LogFigures {
-        let catalogue = locked(&self.catalogue);
+/// The space on disk of files that the catalogue lists, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Space {
+    log: u64,
+    history: u64,
+    snapshot: u64,
+}
+
+impl Space {
+    pub(crate) fn of(catalogue: &Catalogue) -> Self {
         let newest = catalogue.snapshots.back();
         let snapshot = newest.map_or(0, |newest| newest.bytes);
+        let history = newest.map_or(0, |newest| catalogue.bytes_before(newest.position));
         let all: u64 = catalogue.segments.iter().map(|link| link.bytes).sum();
         let snapshots: u64 = catalogue.snapshots.iter().map(|info| info.bytes).sum();
-        let history = newest.map_or(0, |newest| catalogue.bytes_before(newest.position));
-        drop(catalogue);
+        Self {
+            log: all + snapshots - history - snapshot,
+            history,
+            snapshot,
+        }
+    }
+}
+
+impl Log {
+    /// The figures of this log. Never waits for the disk: its space is that of the last call while
+    /// the catalogue is in use.
+    #[must_use]
+    pub fn figures(&self) -> LogFigures {
+        let mut space = locked(&self.space);
+        match self.catalogue.try_lock() {
+            Ok(catalogue) => *space = Space::of(&catalogue),
+            Err(TryLockError::Poisoned(poisoned)) => *space = Space::of(&poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let Space {
+            log,
+            history,
+            snapshot,
+        } = *space;
+        drop(space);
         let load = |it: &std::sync::atomic::AtomicU64| it.load(Ordering::Acquire);
         let room = load(&self.refuse_at_bytes).saturating_sub(load(&self.appended_bytes));
         LogFigures {
             free: load(&self.disk_free_bytes),
             no_free_inodes: self.no_free_inodes.load(Ordering::Acquire),
-            log: all + snapshots - history - snapshot,
+            log,
             history,
             snapshot,
             spares: load(&self.spare_bytes),

@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::catalogue::Catalogue;
 use crate::disk::Disk;
 use crate::error::{Error, Failure};
-use crate::figures::LogTimes;
+use crate::figures::{LogTimes, Space};
 use crate::files;
 use crate::limits;
 use crate::options::{Durability, Options};
@@ -40,7 +40,10 @@ pub struct Log {
     pub(crate) options: Options,
     pub(crate) store: StoreId,
     tail: Mutex<Tail>,
+    /// Held while files are created, renamed and removed.
     pub(crate) catalogue: Mutex<Catalogue>,
+    /// The space of its files when [`Self::figures`] last saw it.
+    pub(crate) space: Mutex<Space>,
     pending: Mutex<Pending>,
     /// Signalled when there are records to write or the log is closing.
     pub(crate) work: Condvar,

@@ -419,6 +419,22 @@ fn bench_without_a_store_exits_with_code_3() {
     bench(port, "--timeout 300ms").code(3).says("300ms");
 }
 
+/// Regression: a run without results emptied the file of an earlier one.
+#[test]
+fn results_stay_until_others_replace_them() {
+    let server = Server::start();
+    let path = server.directory().join("figures.json");
+    let earlier = format!("\"{}\"", "earlier results ".repeat(10_000));
+    fs::write(&path, &earlier).unwrap();
+    let options = format!("--json {}", path.display());
+    bench(1, &options).code(3);
+    assert_eq!(fs::read_to_string(&path).unwrap(), earlier);
+    bench(server.port(), &options).code(0);
+    assert_counts_agree(&json(&path)["runs"][0]);
+    // A pipe cannot be emptied.
+    bench(server.port(), "--json /dev/stdout").code(0);
+}
+
 #[test]
 fn wrong_options_exit_with_code_2() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,10 +1,16 @@
 //! Tests `get`, `set`, `del`, `vdel` and `scan`. Results must go to standard output, messages to
 //! standard error, and each outcome must have its exit code.
 
-use std::{net::TcpListener, os::unix::ffi::OsStrExt};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Shutdown, TcpListener},
+    os::unix::ffi::OsStrExt,
+    thread,
+};
 
 use serde_json::Value;
-use statehouse_tests::{Admin, Hlc, Server, command, command::finish, run};
+use statehouse_tests::{Admin, Hlc, Mosquitto, Server, command, command::finish, run};
 
 use crate::{ask, ask_with};
 
@@ -195,6 +201,25 @@ fn refusal_prints_a_message_and_exits_with_code_4() {
     assert!(ran.stderr.contains("key"), "{ran:?}");
 }
 
+/// Regression: the exit code was that of a refusal by a store.
+#[test]
+fn broker_without_a_store_exits_with_code_3() {
+    let broker = Mosquitto::start();
+    for name in [
+        &["get", "key"][..],
+        &["set", "key", "v"],
+        &["scan"],
+        &["lock", "--wait", "1h", "key", "--", "true"],
+    ] {
+        let mut asked = command(name);
+        asked.env("STATEHOUSE_URL", broker.url());
+        finish(asked, b"")
+            .code(3)
+            .says("no state store is subscribed")
+            .says("attached to this broker");
+    }
+}
+
 #[test]
 fn missing_store_prints_a_message_and_exits_with_code_3() {
     // No service uses this port. A free port could belong to another test by now.
@@ -229,13 +254,80 @@ fn missing_store_prints_a_message_and_exits_with_code_3() {
     let mut get = command(&["get", "key", "--as-of", "0s", "--timeout", "300ms"]);
     get.args(["--admin", &admin]);
     get.env("STATEHOUSE_ADMIN_TOKEN", "0123456789abcdef");
-    let silent = format!("{admin} does not answer.");
+    let silent = format!("{admin} does not answer within 300ms.");
     assert!(
         finish(get, b"")
             .code(3)
             .stderr
             .ends_with(&format!("{silent}\n"))
     );
+}
+
+/// Regression: the advice was to start a store.
+#[test]
+fn server_that_answers_wrongly_is_named_as_the_cause() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| {
+        let path = directory.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let certificate = write("own.pem", own.cert.pem());
+    let key = write("key.pem", own.signing_key.serialize_pem());
+    let mut other = rcgen::CertificateParams::new([]).unwrap();
+    let name = rcgen::DnType::CommonName;
+    other.distinguished_name.push(name, "another authority");
+    let other = other.self_signed(&rcgen::KeyPair::generate().unwrap());
+    let ca = write("other.pem", other.unwrap().pem());
+    let secure = ["--listen", "mqtts://127.0.0.1:0", "--tls-cert"];
+    let server = Server::with(
+        "",
+        &[&secure[..], &[&*certificate, "--tls-key", &*key]].concat(),
+    );
+    let of_web = TcpListener::bind("127.0.0.1:0").unwrap();
+    let web = of_web.local_addr().unwrap();
+    let answering = thread::spawn(move || {
+        for _ in 0..2 {
+            let mut socket = of_web.accept().unwrap().0;
+            let page = "x".repeat(1000);
+            let answer = format!("HTTP/1.1 400 Bad Request\r\n\r\n{page}");
+            // The client may close the connection first.
+            let _ = socket.write_all(answer.as_bytes());
+            let _ = socket.shutdown(Shutdown::Write);
+            let _ = socket.read_to_end(&mut Vec::new());
+        }
+    });
+    let tls = format!("mqtts://{}", server.addresses()[1]);
+    let get = |url: &str| run(&["get", "key", "--url", url], b"");
+    let get_trusting = |url: &str| run(&["get", "key", "--url", url, "--ca", &ca], b"");
+    let bench = ["bench", "--duration", "100ms", "--warm-up", "0s"];
+    let bench = [&bench[..], &["--url", &*tls, "--ca", &*ca]].concat();
+    for (ran, says) in [
+        (get_trusting(&tls), "--ca FILE names the CA certificates"),
+        (run(&bench, b""), "--ca FILE names the CA certificates"),
+        (get_trusting(&format!("mqtts://{web}")), "TLS"),
+        (get(&format!("mqtt://{web}")), "not MQTT 5"),
+    ] {
+        let ran = ran.code(3).says(says);
+        assert!(!ran.stderr.contains("Start one"), "{ran:?}");
+    }
+    answering.join().unwrap();
+}
+
+#[test]
+fn values_of_options_may_begin_with_a_dash() {
+    let server = Server::start();
+    let first = server.store("writer").set("other", "0").to_string();
+    ask(&server, &["set", "--", "-k", "v"]).code(0);
+    let watch = ["watch", "--prefix", "-k", "--from", &first, "--count", "1"];
+    ask(&server, &watch).code(0).prints(&["set\t-k\t"]);
+    let export = ask(&server, &["export", "--after", "-a"]).code(0);
+    export.prints(&["\"key\":\"-k\""]);
+    let lock = ["lock", "l", "--holder", "-x", "--", "true"];
+    ask(&server, &lock).code(0);
+    ask(&server, &["del", "--prefix", "-k"]).code(0);
+    assert_eq!(ask(&server, &["scan"]).code(0).text(), "other\n");
 }
 
 #[test]

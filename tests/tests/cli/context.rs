@@ -83,6 +83,11 @@ fn flags_take_precedence_over_variables_of_another_store() {
     let both = [("STATEHOUSE_CONTEXT", "plant7"), elsewhere[0], elsewhere[1]];
     with(&["get", "k"], &both).code(0);
     with(&["usage"], &both).code(0);
+    // The --data of `bench` names the process of the store, and no address.
+    let bench = ["bench", "--data", data, "--keys", "5", "--duration"];
+    let bench = [&bench[..], &["300ms", "--warm-up", "0s"]].concat();
+    with(&bench, &[("STATEHOUSE_CONTEXT", "plant7")]).code(0);
+    with(&bench, &context).code(2);
 }
 
 #[test]
@@ -265,6 +270,50 @@ fn password_variable_takes_precedence_over_the_context() {
     let refused = set("");
     assert_ne!(refused.code, Some(0), "{refused:?}");
     refused.says("wrong user name or password");
+}
+
+/// Regression: the environment replaced the user or the password of the URL.
+#[test]
+fn user_of_the_url_flag_takes_precedence_over_variables() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let users = home.join("users");
+    for (name, password) in [("anna", "secret"), ("bert", "other")] {
+        add_user(&users, name, password).code(0);
+    }
+    let server = Server::with("", &["--users", users.to_str().unwrap()]);
+    let port = server.port();
+    let of = |account: &str| format!("mqtt://{account}@127.0.0.1:{port}");
+    fs::write(home.join("password"), "other").unwrap();
+    let bert = [
+        ("STATEHOUSE_USER", "bert"),
+        ("STATEHOUSE_PASSWORD", "other"),
+    ];
+    let with_file = [bert[0], ("STATEHOUSE_PASSWORD_FILE", "password")];
+    let only_password = [("STATEHOUSE_PASSWORD", "secret")];
+    let empty = [("STATEHOUSE_PASSWORD", "")];
+    let (anna, without) = (of("anna:secret"), of("anna"));
+    let as_bert = ["--url", &anna, "--user", "bert"];
+    for (arguments, variables, code) in [
+        (&["--url", &anna][..], &bert[..], 0),
+        (&["--url", &anna], &with_file, 0),
+        (&["--url", &anna], &empty, 0),
+        (&["--url", &without], &only_password, 0),
+        // The password of the environment is that of bert.
+        (&["--url", &without], &bert, 4),
+        (&as_bert, &bert, 0),
+    ] {
+        let mut set = command(&[&["set", "k", "v"], arguments].concat());
+        set.env("XDG_CONFIG_HOME", home).current_dir(home);
+        set.envs(variables.iter().copied());
+        let ran = finish(set, b"");
+        assert_eq!(ran.code, Some(code), "{arguments:?} {variables:?} {ran:?}");
+    }
+    // Of variables alone, the user and the password take precedence, as before.
+    let mut set = command(&["set", "k", "v"]);
+    set.env("STATEHOUSE_URL", of("anna:wrong")).envs(bert);
+    set.env("XDG_CONFIG_HOME", home);
+    finish(set, b"").code(0);
 }
 
 /// Regression: the error named --user, which is the subject of the question here.

@@ -3,12 +3,15 @@
 
 use std::{
     fs,
+    io::{Read, Write},
+    net::TcpListener,
     process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
-use statehouse_tests::{Hlc, Property, Publish, Server, command, policies};
+use statehouse_tests::{Hlc, Property, Publish, Server, command, policies, server::own_address};
 
 use crate::{ask, ask_with};
 
@@ -369,24 +372,35 @@ fn export_and_import_show_their_progress_on_a_terminal() {
     let line = |number| format!("{{\"key\":\"k{number}\",\"value\":\"v\"}}\n");
     let lines: String = (0..5_000).map(line).collect();
     fs::write(server.directory().join("all.jsonl"), lines).unwrap();
-    for (arguments, shows) in [
-        ("import all.jsonl", " %  "),
-        ("export > copy.jsonl", " keys written\x1b[K"),
-    ] {
+    let shown = |arguments: &str, columns: u32, terminal: &str| {
         let program = statehouse_tests::command(&[]).get_program().to_owned();
-        let line = format!("exec {} {arguments}", program.to_str().unwrap());
+        let program = program.to_str().unwrap();
+        let line = format!("stty cols {columns}; exec {program} {arguments}");
         let mut script = Command::new("script");
         script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
         script.current_dir(server.directory());
         script.env("STATEHOUSE_PORT", server.port().to_string());
-        let text = statehouse_tests::command::finish(script, b"")
-            .code(0)
-            .text();
+        script.env("TERM", terminal);
+        let ran = statehouse_tests::command::finish(script, b"");
+        ran.code(0).text()
+    };
+    for (arguments, columns, shows) in [
+        ("import all.jsonl", 80, " %  "),
+        ("export > copy.jsonl", 80, " keys written\x1b[K"),
+        ("import all.jsonl", 24, "\x1b[K"),
+    ] {
+        let text = shown(arguments, columns, "xterm");
         let (progress, result) = text.rsplit_once("\r\x1b[K").unwrap();
         assert!(progress.contains(shows), "{text:?}");
         let end = "statehouse: 5000 keys ";
         assert!(result.starts_with(end), "the bar is erased: {result:?}");
+        // A line that fills the terminal cannot be erased.
+        let mut lines = progress.split('\r').map(|it| it.replace("\x1b[K", ""));
+        let fits = |line: String| line.chars().count() < columns as usize;
+        assert!(lines.all(fits), "{text:?}");
     }
+    let plain = shown("import all.jsonl", 80, "dumb");
+    assert!(!plain.contains('\x1b'), "{plain:?}");
 }
 
 /// Regression: it counted keys that were not read, with exit code 0.
@@ -503,6 +517,43 @@ fn ready_does_not_repeat_a_usage_error() {
     let arguments = ["ready", "--wait", "50s", "--admin", "nowhere"];
     statehouse_tests::run(&arguments, b"").code(2);
     assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+/// Regression: it demanded the token of the store.
+#[test]
+fn ready_needs_no_login_to_ask_an_address() {
+    let admin = own_address().to_string();
+    let server = Server::with("", &["--admin", &admin]);
+    let url = format!("http://{admin}");
+    let ready = ["ready", "--admin", &url];
+    statehouse_tests::run(&ready, b"").code(0);
+    drop(server);
+    statehouse_tests::run(&ready, b"")
+        .code(3)
+        .says(&format!("cannot reach {url}"));
+}
+
+/// Regression: the first address decided.
+#[test]
+fn ready_needs_one_of_several_hosts() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let unready = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = |it: &TcpListener| format!("http://{}", it.local_addr().unwrap());
+    let others = format!("{},{}", url(&silent), url(&unready));
+    thread::spawn(move || {
+        for socket in unready.incoming() {
+            let mut socket = socket.unwrap();
+            _ = socket.read(&mut [0; 1024]);
+            _ = socket.write_all(
+                b"HTTP/1.1 503 \r\nContent-Length: 19\r\nConnection: close\r\n\r\n{\"error\":\"no link\"}",
+            );
+        }
+    });
+    let ready = |hosts: &str| statehouse_tests::run(&["ready", "--admin", hosts], b"");
+    ready(&others).code(3).says(&url(&silent)).says("no link");
+    let admin = own_address();
+    let _server = Server::with("", &["--admin", &admin.to_string()]);
+    ready(&format!("{others},http://{admin}")).code(0);
 }
 
 /// Regression: a blank line at the end of a file failed, and a directory was not named.

@@ -3,14 +3,22 @@
 
 use std::{
     fs,
-    net::SocketAddr,
+    io::Write,
+    net::{SocketAddr, TcpListener},
+    os::unix::process::ExitStatusExt,
     path::Path,
     process::{Child, Stdio},
     time::{Duration, Instant},
 };
 
 use statehouse_tests::{
-    Fate, Hlc, Proxy, Ran, Server, Way, command, command::finish, packet::kind, server, wait::until,
+    Fate, Hlc, Lines, Proxy, Ran, Server, Way,
+    client::PATIENCE,
+    command,
+    command::finish,
+    packet::kind,
+    server,
+    wait::{eventually, until},
 };
 
 fn locked(
@@ -302,6 +310,128 @@ fn lease_too_short_to_be_held_is_refused() {
     short.code(2).says("the shortest lease is 100 ms");
 }
 
+fn hold_answers(proxy: &Proxy) {
+    proxy.script(|seen| match seen.way {
+        Way::FromBroker => Fate::Hold,
+        Way::ToBroker => Fate::Pass,
+    });
+}
+
+/// Whether a client has sent this command of the protocol through a relay.
+fn has_asked(proxy: &Proxy, command: &str) -> bool {
+    proxy.seen().iter().any(|seen| {
+        let is_request = seen.way == Way::ToBroker && seen.packet.kind() == kind::PUBLISH;
+        is_request && {
+            let payload = seen.packet.publish().payload;
+            String::from_utf8_lossy(&payload).contains(&format!("\n{command}\r"))
+        }
+    })
+}
+
+/// Sends SIGINT until the process ends.
+fn interrupt(child: &mut Child) {
+    let status = eventually("the process ends", || {
+        server::signal(child.id(), "INT");
+        child.try_wait().unwrap()
+    });
+    assert_eq!(status.code(), Some(130));
+}
+
+/// Regression: it ignored signals until the connection timed out.
+#[test]
+fn signal_ends_lock_while_it_connects() {
+    for (name, number) in [("INT", 2), ("TERM", 15)] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let at = listener.local_addr().unwrap();
+        let options = ["lock", "--timeout", "10m"];
+        let mut connecting = locked_at(at, directory.path(), &options, "true")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let silent = listener.accept().unwrap();
+        server::signal(connecting.id(), name);
+        let status = server::wait(&mut connecting, Duration::from_secs(20));
+        let status = status.expect("the process did not end");
+        assert_eq!(status.signal(), Some(number));
+        drop(silent);
+    }
+}
+
+/// Regression: it ignored signals until the release timed out.
+#[test]
+fn second_signal_ends_a_release_without_an_answer() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let directory = tempfile::tempdir().unwrap();
+    let options = ["lock", "--lease", "1h", "--timeout", "10m"];
+    let script = "touch begun; while [ ! -e end ]; do sleep 0.05; done";
+    let mut holder = locked_at(proxy.address(), directory.path(), &options, script)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for_begin(directory.path());
+    hold_answers(&proxy);
+    fs::write(directory.path().join("end"), "").unwrap();
+    until("the lock is released", || has_asked(&proxy, "VDEL"));
+    interrupt(&mut holder);
+}
+
+/// Regression: it ignored signals until the deletion of its key timed out.
+#[test]
+fn second_signal_ends_an_interrupted_wait_without_an_answer() {
+    let server = Server::start();
+    server.store("holder").set("lock", "holder");
+    let proxy = Proxy::start(server.address());
+    let directory = tempfile::tempdir().unwrap();
+    let options = ["lock", "--timeout", "10m"];
+    let mut waiting = locked_at(proxy.address(), directory.path(), &options, "true")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    until("it asks for the lock", || has_asked(&proxy, "SET"));
+    hold_answers(&proxy);
+    server::signal(waiting.id(), "INT");
+    until("it takes the request back", || has_asked(&proxy, "VDEL"));
+    interrupt(&mut waiting);
+}
+
+/// Regression: with another standard input the command got SIGINT from the terminal, and again from
+/// `lock`.
+#[test]
+fn ctrl_c_on_a_terminal_reaches_the_command_once() {
+    let server = Server::start();
+    let directory = tempfile::tempdir().unwrap();
+    let script = "count=0
+        trap 'count=$((count + 1)); echo interrupted' INT
+        trap 'exit $((10 + count))' TERM
+        echo $PPID > holder
+        touch begun
+        while true; do sleep 0.05; done";
+    fs::write(directory.path().join("script"), script).unwrap();
+    let (program, port) = (command(&[]).get_program().to_owned(), server.port());
+    let program = program.to_str().unwrap();
+    let line = format!("exec {program} lock lock --port {port} -- sh script < /dev/null");
+    let mut terminal = std::process::Command::new("timeout")
+        .args(["60", "script", "--quiet", "--return"])
+        .args(["--command", &line, "/dev/null"])
+        .current_dir(directory.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script of util-linux runs");
+    let lines = Lines::follow(terminal.stdout.take().unwrap());
+    let mut keys = terminal.stdin.take().unwrap();
+    wait_for_begin(directory.path());
+    keys.write_all(b"\x03").unwrap();
+    let interrupted = lines.wait(PATIENCE, |line| line.contains("interrupted"));
+    assert!(interrupted.is_some(), "{:?}", lines.all());
+    // `lock` handles SIGINT first, and forwards SIGTERM.
+    let holder = fs::read_to_string(directory.path().join("holder")).unwrap();
+    server::signal(holder.trim().parse().unwrap(), "TERM");
+    expect_end(&mut terminal, 11);
+}
+
 /// The relay holds all answers to renewals, so the command must stop when the lease ends.
 #[test]
 fn renewals_without_answers_stop_the_command() {
@@ -318,10 +448,7 @@ fn renewals_without_answers_stop_the_command() {
     .spawn()
     .unwrap();
     wait_for_begin(directory.path());
-    proxy.script(|seen| match seen.way {
-        Way::FromBroker => Fate::Hold,
-        Way::ToBroker => Fate::Pass,
-    });
+    hold_answers(&proxy);
     expect_end(&mut holder, 3);
     assert!(directory.path().join("stopped").exists(), "no SIGTERM");
 }

@@ -11,6 +11,7 @@ mod context;
 mod data_directory;
 mod doctor;
 mod everyday;
+mod follow;
 mod history;
 mod installed;
 mod lock;

@@ -47,6 +47,8 @@ fn every_command_has_a_manual_page_with_examples() {
     }
     let serve = fs::read_to_string(directory.path().join("pages/statehouse-serve.1")).unwrap();
     assert!(serve.contains("durability") && serve.contains("STATEHOUSE_LISTEN"));
+    let get = fs::read_to_string(directory.path().join("pages/statehouse-get.1")).unwrap();
+    assert!(get.contains("STATEHOUSE_URL"), "{get}");
     // Lines are kept between `.nf` and `.fi`.
     let (_, examples) = serve.split_once(".SH EXAMPLES\n.nf\n").unwrap();
     let (examples, _) = examples.split_once(".fi\n").unwrap();

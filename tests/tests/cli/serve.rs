@@ -2,17 +2,24 @@
 //! answer.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{BufRead, BufReader, Write},
     net::TcpListener,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use data_encoding::HEXLOWER;
 use statehouse_tests::{
-    Client, Connect, Packet, Publish, Request, Server, Store, command, packet::kind, policies, run,
-    run_in, store::is_answer,
+    Client, Connect, Packet, Publish, Request, Server, Store, binary,
+    client::PATIENCE,
+    command,
+    packet::kind,
+    policies, run, run_in,
+    server::{signal, wait},
+    store::is_answer,
 };
 
 #[test]
@@ -241,11 +248,9 @@ fn invalid_policy_file_exits_with_code_2() {
     }
 }
 
-/// Regression: it ended the process, without a line, when it came during a long start.
-#[test]
-fn sighup_during_the_start_is_ignored() {
-    let directory = tempfile::tempdir().unwrap();
-    let pipe = directory.path().join("policy.wasm");
+/// A server whose start waits for the policy that the test writes to this file.
+fn starting(directory: &Path) -> (Server, File) {
+    let pipe = directory.join("policy.wasm");
     assert!(
         Command::new("mkfifo")
             .arg(&pipe)
@@ -254,11 +259,33 @@ fn sighup_during_the_start_is_ignored() {
             .success()
     );
     let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--data"]);
-    serve.arg(directory.path().join("data"));
+    serve.arg(directory.join("data"));
     serve.arg("--policy").arg(&pipe);
-    let mut server = Server::run_unready(serve);
+    let server = Server::run_unready(serve);
     // Returns when the server reads the policy.
-    let mut policy = OpenOptions::new().write(true).open(&pipe).unwrap();
+    let policy = OpenOptions::new().write(true).open(&pipe).unwrap();
+    (server, policy)
+}
+
+/// Regression: the kernel ignores the default action of these signals for process 1 of a container.
+#[test]
+fn sigterm_and_sigint_end_a_start_at_once() {
+    for signal in ["TERM", "INT"] {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut server, _policy) = starting(directory.path());
+        server.signal(signal);
+        assert_eq!(server.wait(PATIENCE).code(), Some(0));
+        server.wait_for_log(&format!(
+            "SIG{signal}: stopping before the start is complete"
+        ));
+    }
+}
+
+/// Regression: it ended the process, without a line, when it came during a long start.
+#[test]
+fn sighup_during_the_start_is_ignored() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut server, mut policy) = starting(directory.path());
     server.signal("HUP");
     let module = fs::read(policies::marked("start")).unwrap();
     policy.write_all(&module).unwrap();
@@ -315,4 +342,41 @@ fn full_standard_output_does_not_stop_the_store() {
     child.wait().unwrap();
     assert!(warned);
     ready.code(0);
+}
+
+/// Regression: the start waited for the reader of standard output, and ignored SIGTERM.
+#[test]
+fn unread_standard_output_does_not_stop_the_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let (_unread, full) = UnixStream::pair().unwrap();
+    full.set_nonblocking(true).unwrap();
+    while (&full).write(&[0; 4096]).is_ok() {}
+    full.set_nonblocking(false).unwrap();
+    let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--data"]);
+    serve
+        .arg(&data)
+        .stdout(OwnedFd::from(full))
+        .stderr(Stdio::null());
+    let mut child = serve.spawn().unwrap();
+    let data = data.to_str().unwrap();
+    let ready = run(&["ready", "--wait", "30s", "--data", data], b"");
+    signal(child.id(), "TERM");
+    let ended = wait(&mut child, PATIENCE);
+    // An error means that the process has already ended.
+    _ = child.kill();
+    child.wait().unwrap();
+    ready.code(0);
+    assert_eq!(ended.and_then(|it| it.code()), Some(0));
+}
+
+/// Regression: the signal of this limit ended the process without a word.
+#[test]
+fn limit_of_file_sizes_is_an_error_with_words() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut serve = Command::new("prlimit");
+    serve.arg("--fsize=1048576").arg(binary::statehouse());
+    serve.args(["serve", "--listen", "127.0.0.1:0"]);
+    serve.current_dir(directory.path());
+    command::finish(serve, b"").code(2).says("file too large");
 }

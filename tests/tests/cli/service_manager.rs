@@ -137,6 +137,37 @@ fn standby_notifies_the_watchdog_until_it_serves() {
     wait_for(&manager, "READY=1");
 }
 
+/// Regression: a store stopped working when the manager did not read the notifications.
+#[test]
+fn manager_that_reads_late_delays_only_its_notifications() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    // A sender has room for fewer datagrams than a receiver may have.
+    let fill = || {
+        let sender = UnixDatagram::unbound().unwrap();
+        sender.set_nonblocking(true).unwrap();
+        (0..)
+            .take_while(|_| sender.send_to(b"", &path).is_ok())
+            .count()
+    };
+    while fill() > 0 {}
+    let mut command = Command::new(binary::statehouse());
+    command
+        .args(["serve", "--listen", "127.0.0.1:0", "--threads", "1"])
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "200000");
+    let mut server = Server::spawn(command, directory);
+    server.wait_for_log("does not read the socket that NOTIFY_SOCKET names");
+    server.store("client").set("key", "value");
+    assert!(wait_for(&manager, "READY=1").contains("STATUS="));
+    wait_for(&manager, "WATCHDOG=1");
+    while fill() > 0 {}
+    server.signal("TERM");
+    assert_eq!(server.wait(PATIENCE).code(), Some(0));
+}
+
 #[test]
 fn missing_service_manager_does_not_prevent_the_start() {
     let directory = tempfile::tempdir().unwrap();

@@ -263,8 +263,8 @@ fn spans_that_a_collector_rejects_are_logged_with_its_reason() {
     );
 }
 
-#[test]
-fn traces_go_over_tls_and_the_command_line_names_its_span() {
+/// A collector over TLS, and its certificate as PEM.
+fn collector_over_tls() -> (Collector, String) {
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let key = PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -275,9 +275,41 @@ fn traces_go_over_tls_and_the_command_line_names_its_span() {
         .with_single_cert(vec![certified.cert.der().clone()], key.into())
         .unwrap();
     let collector = Collector::start(Some(Arc::new(config)));
+    (collector, certified.cert.pem())
+}
+
+/// Regression: a store verified collectors by the certificates of its start.
+#[test]
+fn replaced_certificates_of_a_collector_need_no_restart() {
+    let ((collector, present), (_, former)) = (collector_over_tls(), collector_over_tls());
     let directory = tempfile::tempdir().unwrap();
     let ca = directory.path().join("ca.pem");
-    fs::write(&ca, certified.cert.pem()).unwrap();
+    fs::write(&ca, former).unwrap();
+    let url = format!("https://localhost:{}", collector.address.port());
+    let ca_shown = ca.to_str().unwrap();
+    let arguments = [
+        "--traces",
+        &url,
+        "--traces-sample",
+        "1",
+        "--traces-ca",
+        ca_shown,
+    ];
+    let server = Server::with("", &arguments);
+    let mut store = server.store("writer");
+    store.set("key", "value");
+    server.wait_for_log("did not take");
+    fs::write(&ca, present).unwrap();
+    store.set("key", "value");
+    server.wait_for_log("takes spans again");
+}
+
+#[test]
+fn traces_go_over_tls_and_the_command_line_names_its_span() {
+    let (collector, certificate) = collector_over_tls();
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca.pem");
+    fs::write(&ca, certificate).unwrap();
     let url = format!("https://localhost:{}/otlp", collector.address.port());
     let arguments = [
         "--traces",

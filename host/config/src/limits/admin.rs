@@ -67,7 +67,8 @@ pub const ADMIN_DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it waits for more of such a body.
 pub const ADMIN_DISCARD_IDLE: Duration = Duration::from_secs(1);
 
-/// The longest life of a connection to the admin API, even if it is in use.
+/// After which time a connection to the admin API begins no other request. The one that it has
+/// begun may take another [`ADMIN_ANSWER_TIMEOUT`].
 pub const ADMIN_CONNECTION_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Sessions of the page at one address: some tabs for each operator. One takes some hundred bytes.
@@ -113,7 +114,7 @@ pub const ADMIN_CLIENT_ID_BYTES_MAX: usize = 1024;
 pub const ADMIN_LOG_FOLLOWERS_MAX: usize = ADMIN_OPERATORS_MAX / 4;
 
 /// How long a response waits for the next log line of a policy. It must end well before
-/// [`ADMIN_CONNECTION_TIMEOUT`].
+/// [`ADMIN_ANSWER_TIMEOUT`].
 pub const ADMIN_LOG_WAIT: Duration = Duration::from_secs(20);
 
 /// How often such a response looks for a line.
@@ -206,6 +207,10 @@ pub const ADMIN_TOKEN_BYTES_MIN: usize = 16;
 /// How long a command waits for the admin API. An interpreter takes some ten seconds to compile,
 /// and several times that on a gateway.
 pub const ADMIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The same for a question that reads no history, and for a disconnect. It must be longer than
+/// [`ADMIN_LOG_WAIT`].
+pub const ADMIN_SHORT_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A response of the admin API, as a command reads it: all policies that can be loaded, or all
 /// stored examples of differences.

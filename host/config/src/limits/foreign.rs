@@ -61,6 +61,10 @@ pub const BROKER_HELD_CHUNK: usize = 64;
 /// that read their marks need one or two connections to decide which one stops.
 pub const BROKER_TAKEOVERS_MAX: u8 = 3;
 
+/// How long after its PUBACK the store's own mark may take to arrive. Mosquitto sends it before the
+/// PUBACK.
+pub const BROKER_MARK_WAIT: Duration = Duration::from_secs(3);
+
 /// Messages at QoS 0 that wait for the outbox, in bytes: the broker's Receive Maximum does not
 /// limit them. They are log lines about clients, of some hundred bytes each.
 pub const BROKER_HELD_BYTES_MAX: usize = 8 << 20;

@@ -17,6 +17,10 @@ pub const DRAIN_POLL: Duration = Duration::from_millis(2);
 /// about to respond. A compiler would run on for seconds.
 pub const SHUTDOWN_BLOCKING_GRACE: Duration = Duration::from_millis(200);
 
+/// How long a stopping process waits until the service manager has read that it stops. A manager
+/// that reads takes microseconds.
+pub const NOTIFY_FLUSH_WAIT: Duration = Duration::from_millis(100);
+
 /// A configuration file.
 pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 

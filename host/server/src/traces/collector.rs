@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,14 +23,41 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use statehouse_config::{TracesConfig, limits};
+use statehouse_link::tls::{self, TlsError};
 use statehouse_protocol::Shown;
 
 /// The collector.
 pub(super) struct Collector {
     host: String,
     port: u16,
-    tls: Option<Arc<ClientConfig>>,
+    tls: Option<Tls>,
     reports: Reports,
+}
+
+/// How to verify the collector.
+struct Tls {
+    /// The file of certificates to trust; without it those of the system.
+    ca: Option<PathBuf>,
+    /// With the last content of this file that could be used.
+    config: Mutex<Arc<ClientConfig>>,
+}
+
+impl Tls {
+    fn new(ca: Option<PathBuf>) -> Result<Self, TlsError> {
+        let config = Mutex::new(tls::config(ca.as_deref(), None)?);
+        Ok(Self { ca, config })
+    }
+
+    /// The settings of the next connection. Reads the file again: it may have been replaced.
+    fn present(&self) -> Arc<ClientConfig> {
+        let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ca) = &self.ca
+            && let Ok(present) = tls::config(Some(ca), None)
+        {
+            *config = present;
+        }
+        config.clone()
+    }
 }
 
 /// What became of the last message. The exporter itself does not say it.
@@ -92,7 +120,7 @@ impl Collector {
     pub(super) fn new(config: &TracesConfig) -> anyhow::Result<(Self, Reports)> {
         let tls = match config.url.is_tls() {
             true => {
-                let tls = statehouse_link::tls::config(config.ca.as_deref(), None);
+                let tls = Tls::new(config.ca.clone());
                 Some(tls.context("traces cannot be sent over TLS")?)
             }
             false => None,
@@ -113,7 +141,7 @@ impl Collector {
             None => send_over(socket, request).await,
             Some(tls) => {
                 let name = ServerName::try_from(self.host.clone()).map_err(io::Error::other)?;
-                let connector = TlsConnector::from(tls.clone());
+                let connector = TlsConnector::from(tls.present());
                 send_over(connector.connect(name, socket).await?, request).await
             }
         }

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use rustls::pki_types::ServerName;
 use statehouse_client::{Login, parse_duration};
+use statehouse_link::is_untrusted;
 use statehouse_link::tls::config;
 
 use self::interruption::Interruption;
@@ -24,7 +25,7 @@ use self::sweep::Sweep;
 use super::data::count;
 use super::output::{Exit, Failure, emit, notice};
 use super::progress::Progress;
-use super::remote::{Credentials, START_ONE, Target};
+use super::remote::{Credentials, START_ONE, TRUST_ONE, Target};
 use crate::admin::Endpoint;
 use crate::time::millis;
 use statehouse_config::{BrokerUrl, limits, size};
@@ -182,9 +183,9 @@ fn value_bytes(text: &str) -> Result<u64, String> {
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let points = points(args)?;
-    // Created before the run, so that no results are lost if a directory is missing.
-    let mut json = args.json.as_deref().map(create).transpose()?;
-    let mut svg = args.svg.as_deref().map(create).transpose()?;
+    // Opened before the run, so that no results are lost if a directory is missing.
+    let mut json = args.json.as_deref().map(open).transpose()?;
+    let mut svg = args.svg.as_deref().map(open).transpose()?;
     let target = args.target.with_context()?;
     let url = plain_url(&target)?;
     let address = resolve(&url)?;
@@ -541,13 +542,24 @@ fn process(args: &Args, address: SocketAddr) -> Result<Option<(u32, String)>, Fa
     Ok(found)
 }
 
-fn create(path: &Path) -> Result<File, Failure> {
-    File::create(path).map_err(|error| cannot_write(path, &error))
+/// Opens a file for results. Earlier results stay until [`write`] replaces them.
+fn open(path: &Path) -> Result<File, Failure> {
+    let mut options = File::options();
+    let options = options.write(true).create(true).truncate(false);
+    options
+        .open(path)
+        .map_err(|error| cannot_write(path, &error))
 }
 
 fn write(file: &mut File, path: &Path, text: &str) -> Result<(), Failure> {
-    file.write_all(text.as_bytes())
-        .map_err(|error| cannot_write(path, &error))
+    let mut replace = || {
+        // A pipe or a device has no length.
+        if file.metadata()?.is_file() {
+            file.set_len(0)?;
+        }
+        file.write_all(text.as_bytes())
+    };
+    replace().map_err(|error| cannot_write(path, &error))
 }
 
 fn cannot_write(path: &Path, error: &io::Error) -> Failure {
@@ -567,6 +579,9 @@ impl From<LoadError> for Failure {
                 Self::transport(format!(
                     "{text}. `ulimit -n` raises how many files a process opens"
                 ))
+            }
+            LoadError::Connect(_, error) if is_untrusted(&error) => {
+                Self::transport(format!("{text}. {TRUST_ONE}"))
             }
             LoadError::Connect(..) => Self::transport(format!("{text}. {START_ONE}")),
             LoadError::Silent(..) => {

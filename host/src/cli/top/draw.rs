@@ -78,10 +78,15 @@ fn title_line(screen: &Screen) -> Line<'_> {
             printable(cluster.role.as_bytes())
         )));
     }
-    spans.push(match &it.why_not_ready {
-        None => Span::raw(", ready"),
-        Some(why) => Span::styled(format!(", NOT READY: {}", one_line(why)), ALARM),
-    });
+    match &it.why_not_ready {
+        Some(why) => {
+            let why = format!(", NOT READY: {}", one_line(why));
+            spans.push(Span::styled(why, ALARM));
+        }
+        None if screen.problem.is_none() => spans.push(Span::raw(", ready")),
+        // Old figures do not say whether it is ready now.
+        None => {}
+    }
     Line::from(spans)
 }
 

@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep_until};
 
 use self::draw::draw;
 use self::screen::{Next, Screen, View};
+use super::outage::Outage;
 use super::output::{Exit, Failure, emit, emit_json};
 use super::store::{Store, unexpected};
 use crate::admin::Clients;
@@ -96,9 +97,12 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
 
 /// Prints the document of the overview, once or at each interval.
 async fn print_json(args: &Args) -> Result<Exit, Failure> {
+    let mut outage = Outage::default();
     loop {
-        let answer = args.store.overview().await?;
-        if !emit_json(&answer)? || args.once {
+        let answer = outage.note(args.store.overview().await)?;
+        if let Some(answer) = answer
+            && (!emit_json(&answer)? || args.once)
+        {
             return Ok(Exit::Done);
         }
         tokio::time::sleep(args.interval).await;
@@ -172,6 +176,8 @@ async fn interact(args: &Args, mut screen: Screen) -> Result<Exit, Failure> {
     let mut events = events()?;
     let mut due = Instant::now() + args.interval;
     let mut asking = None;
+    // When the first question was asked that has no answer.
+    let mut asked = Instant::now();
     loop {
         let drawn = terminal.0.draw(|frame| draw(frame, &screen));
         drawn.map_err(unusable)?;
@@ -185,7 +191,12 @@ async fn interact(args: &Args, mut screen: Screen) -> Result<Exit, Failure> {
             event = events.recv() => match event {
                 Some(Event::Key(key)) => match screen.press(key) {
                     Next::Stay => {}
-                    Next::Ask => asking = Some(Box::pin(ask(&args.store, screen.view))),
+                    Next::Ask => {
+                        if asking.is_none() {
+                            asked = Instant::now();
+                        }
+                        asking = Some(Box::pin(ask(&args.store, screen.view)));
+                    }
                     Next::Quit => return Ok(Exit::Done),
                 },
                 // Another size: the next round draws it.
@@ -197,9 +208,14 @@ async fn interact(args: &Args, mut screen: Screen) -> Result<Exit, Failure> {
                 asking = None;
             }
             () = sleep_until(due) => {
-                due = Instant::now() + args.interval;
-                if asking.is_none() {
-                    asking = Some(Box::pin(ask(&args.store, screen.view)));
+                let now = Instant::now();
+                due = now + args.interval;
+                match asking {
+                    Some(_) => screen.wait(now - asked, args.interval),
+                    None => {
+                        asked = now;
+                        asking = Some(Box::pin(ask(&args.store, screen.view)));
+                    }
                 }
             }
             _ = terminate.recv() => return Ok(Exit::Done),

@@ -1,6 +1,7 @@
 //! What the screen shows, and what keys change.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
@@ -56,6 +57,9 @@ impl View {
         }
     }
 }
+
+/// For how long the store may be silent before the screen says so, if two intervals are shorter.
+const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// What a key leads to.
 #[derive(Debug, PartialEq, Eq)]
@@ -116,6 +120,13 @@ impl Screen {
         self.overview = figures.overview;
         self.clients = figures.clients;
         self.slow = figures.slow;
+    }
+
+    /// There has been no answer for this time. Figures are asked for at this interval.
+    pub(super) fn wait(&mut self, time: Duration, interval: Duration) {
+        if time >= SILENCE_MAX.max(interval.saturating_mul(2)) {
+            self.problem = Some("the store does not answer".to_owned());
+        }
     }
 
     /// The user presses a key.
@@ -205,5 +216,25 @@ mod tests {
         screen.refresh(Err(Failure::transport("no answer")));
         assert_eq!(screen.problem.as_deref(), Some("no answer"));
         assert_eq!(screen.overview.store, "here");
+    }
+
+    #[test]
+    fn silence_of_two_intervals_is_a_problem() {
+        let second = Duration::from_secs(1);
+        for (time, interval, is_problem) in [
+            (2 * second, second / 4, true),
+            (second, second / 4, false),
+            (9 * second, 5 * second, false),
+            (10 * second, 5 * second, true),
+            (10 * second, Duration::MAX, false),
+        ] {
+            let mut screen = Screen::new(View::Keys);
+            screen.wait(time, interval);
+            assert_eq!(
+                screen.problem.is_some(),
+                is_problem,
+                "{time:?} {interval:?}"
+            );
+        }
     }
 }

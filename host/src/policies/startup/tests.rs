@@ -213,17 +213,28 @@ fn the_setting_may_name_a_recorded_policy_without_a_trial() {
 fn a_temporary_error_fails_the_start_and_keeps_the_roles() {
     let rig = Rig::new();
     let image = image(Some(rig.assignment()));
-    // A directory of this name cannot be read as a file.
-    rig.remove_module(b'c');
-    let path = rig.modules.path(&digest(b'c').0);
-    fs::create_dir(&path).unwrap();
-    for choice in [PolicyChoice::Last, PolicyChoice::BuiltIn] {
-        let refused = rig.open(&image, &choice).unwrap_err().to_string();
-        assert!(refused.contains("start again"), "{refused}");
-        assert!(refused.contains(path.to_str().unwrap()), "{refused}");
+    // The active policy, that of a route, and one that answers no requests alone.
+    for (name, role) in [
+        (b'a', "was the active policy"),
+        (b'b', "owns the keys of a route"),
+        (b'c', "is assigned in this store"),
+    ] {
+        // A directory of this name cannot be read as a file.
+        rig.remove_module(name);
+        let path = rig.modules.path(&digest(name).0);
+        fs::create_dir(&path).unwrap();
+        let refused = rig.open(&image, &PolicyChoice::Last).unwrap_err();
+        assert!(refused.is::<NotNow>(), "{refused:?}");
+        let refused = refused.to_string();
+        for text in [role, "start again", path.to_str().unwrap()] {
+            assert!(refused.contains(text), "{refused}");
+        }
+        let refused = rig.open(&image, &PolicyChoice::BuiltIn).unwrap_err();
+        assert!(refused.is::<NotNow>(), "{refused:?}");
+        fs::remove_dir(&path).unwrap();
+        rig.modules.save(&digest(name).0, &twin(name)).unwrap();
     }
-    fs::remove_dir(&path).unwrap();
-    rig.modules.save(&digest(b'c').0, &twin(b'c')).unwrap();
+    let path = rig.modules.path(&digest(b'c').0);
     let found = rig.open(&image, &PolicyChoice::Last).unwrap();
     assert_eq!(found, rig.assignment());
     // A damaged file is a permanent error.

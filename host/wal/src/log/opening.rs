@@ -9,6 +9,7 @@ use crate::budget::disk_bytes;
 use crate::catalogue::Catalogue;
 use crate::disk::{Disk, File};
 use crate::error::Error;
+use crate::figures::Space;
 use crate::limits;
 use crate::options::Options;
 use crate::pending::Pending;
@@ -165,6 +166,7 @@ impl Log {
                 dirty: false,
                 spare: Vec::new(),
             }),
+            space: Mutex::new(Space::of(&catalogue)),
             catalogue: Mutex::new(catalogue),
             pending: Mutex::new(Pending::new(position)),
             work: Condvar::new(),

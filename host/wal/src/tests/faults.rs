@@ -392,3 +392,15 @@ fn snapshot_without_room_leaves_no_file() {
         assert!(log.begin_snapshot(2).is_ok_and(|begun| begun.is_some()));
     }
 }
+
+#[test]
+fn figures_do_not_wait_for_a_stalled_disk() {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    let before = log.figures();
+    let catalogue = log.catalogue.lock().expect("no panic");
+    let figures = log.figures();
+    drop(catalogue);
+    assert_eq!((figures.log, figures.free), (before.log, before.free));
+    assert!(figures.log > 0, "{figures:?}");
+}

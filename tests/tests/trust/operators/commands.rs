@@ -65,6 +65,15 @@ fn every_command_refuses_a_wrong_password_in_words() {
     }
 }
 
+/// Regression: it demanded a login.
+#[test]
+fn ready_over_tls_needs_no_login() {
+    let plant = Plant::start(&[]);
+    let (url, ca) = (plant.url(), plant.file("ca.crt"));
+    let ready = ["ready", "--admin", &url, "--ca", &ca];
+    plant.run(&ready).code(0);
+}
+
 /// Regression: `authz explain` had no --ca, which its errors and its help named.
 #[test]
 fn explain_logs_in_with_the_token_of_the_store() {

@@ -88,9 +88,18 @@ fn a_screen_of_80_by_24_has_everything() {
         "       960  25.0 %  room/temperature\n",
         "        38   1.0 %  \\u{1b}[2Jhostile…"
     );
-    let lines = shown(&screen(overview()), 80, 24);
+    let mut screen = screen(overview());
+    let lines = shown(&screen, 80, 24);
     assert_eq!(lines[..15].join("\n"), expected);
     assert_eq!(lines[23], " 1-5 list   s order: rate   ↑↓ scroll   q quit");
+    // Old figures do not say that the store is ready.
+    screen.problem = Some("the store does not answer".to_owned());
+    let lines = shown(&screen, 80, 24);
+    assert_eq!(lines[0], " plant7 on gw1, 0.1.0, up 1m 33s");
+    assert!(
+        lines[23].ends_with("old: the store does not answer"),
+        "{lines:#?}"
+    );
 }
 
 #[test]
