@@ -1,37 +1,38 @@
 //! Log lines about connections that a listener cannot accept. Without file descriptors every
-//! attempt fails, many times a second, so one line a minute counts the failures.
+//! attempt fails, many times a second, so there is one line a minute.
 
 use std::{io, time::Instant};
 
+use crate::log_throttle::LogThrottle;
+
 use crate::limits::ACCEPT_LOG_PAUSE;
 
-/// The failures of one listener. The first one is logged at once.
+/// The failures of one listener.
 #[derive(Debug, Default)]
 pub struct AcceptFailures {
-    logged: Option<Instant>,
-    /// The error of that line, as the number of the system.
+    /// The last error, as the number of the system.
     code: Option<i32>,
-    /// Failures since then.
-    failures: u64,
+    /// The limit of its lines.
+    throttle: LogThrottle,
 }
 
 impl AcceptFailures {
-    /// Logs `what`, with the error and the number of failures since the last line, or only counts
-    /// the failure if the last line has the same error and is less than a minute old.
+    /// Logs `what`, with the error and the number of lines about it that were left out, unless it
+    /// is the error of the last line, less than a minute ago.
     pub fn log(&mut self, error: &io::Error, what: &'static str) {
-        if let Some(failures) = self.count(error.raw_os_error(), Instant::now()) {
-            tracing::warn!(%error, failures, "{what}");
+        if let Some(suppressed) = self.allow(error.raw_os_error(), Instant::now()) {
+            tracing::warn!(%error, suppressed, "{what}");
         }
     }
 
-    fn count(&mut self, code: Option<i32>, now: Instant) -> Option<u64> {
-        self.failures += 1;
-        let is_recent = |logged| now.saturating_duration_since(logged) < ACCEPT_LOG_PAUSE;
-        if self.code == code && self.logged.is_some_and(is_recent) {
-            return None;
+    fn allow(&mut self, code: Option<i32>, now: Instant) -> Option<u64> {
+        if self.code != code {
+            *self = Self {
+                code,
+                ..Self::default()
+            };
         }
-        (self.logged, self.code) = (Some(now), code);
-        Some(std::mem::take(&mut self.failures))
+        self.throttle.allow(now, ACCEPT_LOG_PAUSE)
     }
 }
 
@@ -40,17 +41,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_logged_at_once_and_then_once_a_minute() {
+    fn each_error_is_logged_at_once_and_then_once_a_minute() {
         let mut failures = AcceptFailures::default();
         let start = Instant::now();
-        let end = start + ACCEPT_LOG_PAUSE;
-        let [one, other] = [Some(24), Some(103)]
-            .map(|code| move |failures: &mut AcceptFailures, at| failures.count(code, at));
-        assert_eq!(one(&mut failures, start), Some(1));
-        assert_eq!(one(&mut failures, start), None);
-        assert_eq!(one(&mut failures, start), None);
-        assert_eq!(one(&mut failures, end), Some(3));
-        assert_eq!(one(&mut failures, end), None);
-        assert_eq!(other(&mut failures, end), Some(2), "it is news");
+        for (code, now, expected) in [
+            (24, start, Some(0)),
+            (24, start, None),
+            (103, start, Some(0)),
+            (103, start, None),
+            (103, start + ACCEPT_LOG_PAUSE, Some(1)),
+        ] {
+            assert_eq!(failures.allow(Some(code), now), expected, "{code}");
+        }
     }
 }

@@ -169,8 +169,8 @@ impl Dispatch {
         if self.paused && !self.accepts_input() && !self.has_more_to_decode() {
             handled = self.relieve(now).map(Some);
         }
-        debug_assert!(self.is_counted());
-        self.packets.trim();
+        debug_assert!(self.are_counts_right());
+        self.packets.trim(self.paused);
         if self.immediate.is_empty() {
             self.immediate.shrink_to(SPARE_ENTRIES_MAX);
         }
@@ -222,9 +222,9 @@ impl Dispatch {
     }
 
     /// Whether the counts are those of all waiting packets.
-    fn is_counted(&self) -> bool {
+    fn are_counts_right(&self) -> bool {
         let requests = self.requests.iter().map(request_bytes);
-        self.packets.is_counted() && self.requests_bytes == requests.sum::<usize>()
+        self.packets.are_counts_right() && self.requests_bytes == requests.sum::<usize>()
     }
 
     /// Sets whether the total of all connections has room for more waiting packets.
@@ -380,6 +380,7 @@ impl Dispatch {
             return Ok(Turn::Cut);
         }
         if !self.paused {
+            self.packets.count();
             self.packets.move_immediate(&mut self.immediate);
             if !self.handle_immediate(now, work_end, core)? {
                 return Ok(Turn::Cut);

@@ -500,43 +500,72 @@ impl AsyncWrite for Noted {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn stream_without_connack_ends_in_order() {
-    let broker = broker(Limits {
+type Opened = (DuplexStream, Arc<AtomicBool>);
+
+/// A connection from 10.0.0.`last_byte`, and whether the broker has ended it in order.
+fn open(broker: &Broker, last_byte: u8) -> Opened {
+    let (ours, stream) = tokio::io::duplex(1024);
+    let has_ended = Arc::<AtomicBool>::default();
+    let noted = Noted {
+        stream,
+        has_ended: has_ended.clone(),
+    };
+    let peer = SocketAddr::from(([10, 0, 0, last_byte], 1));
+    let broker = broker.clone();
+    tokio::spawn(async move { broker.serve_connection(noted, Door::open(peer)).await });
+    (ours, has_ended)
+}
+
+async fn assert_ends((mut stream, has_ended): Opened) {
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).await.unwrap();
+    assert!(received.is_empty(), "{received:?}");
+    assert!(has_ended.load(Ordering::Relaxed));
+}
+
+fn broker_of_two() -> Broker {
+    broker(Limits {
         connections_max: 2,
         ..Limits::default()
-    });
-    let open = |last_byte: u8| {
-        let (ours, stream) = tokio::io::duplex(1024);
-        let has_ended = Arc::<AtomicBool>::default();
-        let noted = Noted {
-            stream,
-            has_ended: has_ended.clone(),
-        };
-        let peer = SocketAddr::from(([10, 0, 0, last_byte], 1));
-        let broker = broker.clone();
-        tokio::spawn(async move { broker.serve_connection(noted, Door::open(peer)).await });
-        (ours, has_ended)
-    };
-    let assert_ends = async |(mut stream, has_ended): (DuplexStream, Arc<AtomicBool>)| {
-        let mut received = Vec::new();
-        stream.read_to_end(&mut received).await.unwrap();
-        assert!(received.is_empty(), "{received:?}");
-        assert!(has_ended.load(Ordering::Relaxed));
-    };
-    let (mut foreign, has_ended) = open(1);
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_without_connack_ends_in_order() {
+    let broker = broker_of_two();
+    let (mut foreign, has_ended) = open(&broker, 1);
     foreign.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     assert_ends((foreign, has_ended)).await;
     assert_eq!(broker.stats().turned_away, 0);
 
-    let evicted = open(1);
+    let evicted = open(&broker, 1);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    let silent = open(1);
+    let silent = open(&broker, 1);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    let _takes_its_place = open(2);
+    let _takes_its_place = open(&broker, 2);
     assert_ends(evicted).await;
     assert_eq!(broker.stats().turned_away, 1);
-    assert_ends(open(3)).await;
+    assert_ends(open(&broker, 3)).await;
     assert_eq!(broker.stats().turned_away, 2);
     assert_ends(silent).await;
+}
+
+/// It has been reported when it was refused.
+#[tokio::test(start_paused = true)]
+async fn refused_stream_that_is_evicted_is_not_reported_again() {
+    let broker = broker_of_two();
+    let mut refused = open(&broker, 1);
+    refused
+        .0
+        .write_all(b"GET / HTTP/1.1\r\n\r\n")
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let _silent = open(&broker, 1);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let began = tokio::time::Instant::now();
+    let _takes_its_place = open(&broker, 2);
+    assert_ends(refused).await;
+    assert_eq!(began.elapsed(), Duration::ZERO, "it lingered");
+    assert_eq!(broker.stats().turned_away, 0);
 }

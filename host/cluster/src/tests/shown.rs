@@ -69,6 +69,28 @@ fn host_that_handed_over_to_no_other_one_leads_no_more() {
         assert!(!shown.contains("leads"), "{shown}");
         let report = checked(&world).await;
         assert_eq!(report.worst(), Severity::Warning, "{report}");
+        // A host that took over after the head was read.
+        let mut found = overview(&*engine, &*clock(), "c", 0).await.unwrap();
+        let info = found.members[0].info.as_mut().unwrap();
+        assert_eq!(info.epoch, found.head.epoch);
+        info.epoch += 1;
+        assert_eq!(found.role(&found.members[0].info.clone().unwrap()), "leads");
+    });
+}
+
+#[test]
+fn leader_of_a_full_etcd_is_named_and_not_asked() {
+    simulate(async {
+        let world = world(1).await;
+        let (leader, _log) = Host::lead(&world, "a", |_| {}).await;
+        sleep(Duration::from_secs(1)).await;
+        world.limit(100);
+        let report = checked(&world).await;
+        assert_eq!(report.worst(), Severity::Failure, "{report}");
+        let found = report.to_string();
+        let expected = "a was the last leader and was not asked";
+        assert!(found.contains(expected), "{report}");
+        drop(leader);
     });
 }
 

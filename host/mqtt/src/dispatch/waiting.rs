@@ -1,7 +1,8 @@
 //! The packets of one connection that were decoded but not handled, in their order.
 //!
 //! A paused connection may keep thousands of them. So they are counted as they come and leave: a
-//! turn must not walk all of them, since other connections wait for its end.
+//! turn must not walk all of them, since other connections wait for its end. Nothing is counted
+//! before the first pause, since most packets leave in the turn in which they come.
 
 use std::collections::{VecDeque, hash_map::Entry};
 
@@ -10,12 +11,17 @@ use rustc_hash::FxHashMap;
 use super::held_packet::{detach, is_immediate, packet_bytes};
 use crate::{Claim, QoS, codec::Packet, limits::SPARE_ENTRIES_MAX};
 
-/// Waiting packets. Their sizes and packet ids must not change while they wait, or the counts are
-/// wrong.
+/// Waiting packets. Their sizes and packet ids must not change while they are counted.
 #[derive(Default)]
 pub(super) struct WaitingPackets {
     packets: VecDeque<(Packet, Claim)>,
-    /// The memory that they take.
+    /// Since the connection was paused, until it is not and none waits.
+    counts: Option<Counts>,
+}
+
+#[derive(Default, PartialEq)]
+struct Counts {
+    /// The memory that the packets take.
     bytes: usize,
     /// How many may overtake the others.
     immediate: usize,
@@ -32,9 +38,16 @@ impl WaitingPackets {
         self.packets.len()
     }
 
-    /// The memory that they take, in bytes.
+    /// Begins to count them. Walks all packets once.
+    pub(super) fn count(&mut self) {
+        if self.counts.is_none() {
+            self.counts = Some(Counts::of(&self.packets));
+        }
+    }
+
+    /// The memory that they take, in bytes, if they are counted.
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.counts.as_ref().map_or(0, |it| it.bytes)
     }
 
     pub(super) fn front(&self) -> Option<&(Packet, Claim)> {
@@ -43,25 +56,31 @@ impl WaitingPackets {
 
     #[inline]
     pub(super) fn push_back(&mut self, packet: Packet, claim: Claim) {
-        self.add(&packet);
+        if let Some(counts) = &mut self.counts {
+            counts.add(&packet);
+        }
         self.packets.push_back((packet, claim));
     }
 
     pub(super) fn push_front(&mut self, packet: Packet, claim: Claim) {
-        self.add(&packet);
+        if let Some(counts) = &mut self.counts {
+            counts.add(&packet);
+        }
         self.packets.push_front((packet, claim));
     }
 
     #[inline]
     pub(super) fn pop_front(&mut self) -> Option<(Packet, Claim)> {
         let first = self.packets.pop_front()?;
-        self.subtract(&first.0);
+        if let Some(counts) = &mut self.counts {
+            counts.subtract(&first.0);
+        }
         Some(first)
     }
 
     /// Moves those that may overtake the others, in their order.
     pub(super) fn move_immediate(&mut self, to: &mut VecDeque<(Packet, Claim)>) {
-        if self.immediate == 0 {
+        if self.counts.as_ref().is_some_and(|it| it.immediate == 0) {
             return;
         }
         for _ in 0..self.packets.len() {
@@ -75,24 +94,24 @@ impl WaitingPackets {
         }
     }
 
-    /// Whether a PUBLISH at QoS 2 has this packet id.
+    /// Whether they are counted and a PUBLISH at QoS 2 has this packet id.
     pub(super) fn has_exactly_once(&self, packet_id: u16) -> bool {
-        self.exactly_once.contains_key(&packet_id)
+        let counts = self.counts.as_ref();
+        counts.is_some_and(|it| it.exactly_once.contains_key(&packet_id))
     }
 
     /// Removes all PUBLISHes at QoS 2 with this packet id, and returns their number. Walks all
     /// packets.
     pub(super) fn remove_exactly_once(&mut self, packet_id: u16) -> usize {
-        let mut bytes = 0;
+        let before = self.packets.len();
         self.packets.retain(|(packet, _)| {
             let stays = exactly_once(packet) != Some(packet_id);
-            if !stays {
-                bytes += packet_bytes(packet);
+            if !stays && let Some(counts) = &mut self.counts {
+                counts.subtract(packet);
             }
             stays
         });
-        self.bytes -= bytes;
-        self.exactly_once.remove(&packet_id).unwrap_or_default()
+        before - self.packets.len()
     }
 
     /// Copies them into memory of their own.
@@ -100,11 +119,13 @@ impl WaitingPackets {
         self.packets.iter_mut().for_each(|(it, _)| detach(it));
     }
 
-    /// Returns spare memory after a burst.
-    pub(super) fn trim(&mut self) {
+    /// Returns spare memory after a burst, and stops counting if the connection is not paused.
+    pub(super) fn trim(&mut self, is_paused: bool) {
         if self.packets.is_empty() {
             self.packets.shrink_to(SPARE_ENTRIES_MAX);
-            self.exactly_once.shrink_to(SPARE_ENTRIES_MAX);
+            if !is_paused {
+                self.counts = None;
+            }
         }
     }
 
@@ -112,12 +133,18 @@ impl WaitingPackets {
         self.packets.into_iter().map(|(packet, _)| packet)
     }
 
-    /// Whether the counts are those of the packets. Walks all packets.
-    pub(super) fn is_counted(&self) -> bool {
-        let mut counted = Self::default();
-        self.packets.iter().for_each(|(it, _)| counted.add(it));
-        (self.bytes, self.immediate) == (counted.bytes, counted.immediate)
-            && self.exactly_once == counted.exactly_once
+    /// Whether the counts, if there are any, are those of the packets. Walks all packets.
+    pub(super) fn are_counts_right(&self) -> bool {
+        let counts = self.counts.as_ref();
+        counts.is_none_or(|it| *it == Counts::of(&self.packets))
+    }
+}
+
+impl Counts {
+    fn of(packets: &VecDeque<(Packet, Claim)>) -> Self {
+        let mut counts = Self::default();
+        packets.iter().for_each(|(it, _)| counts.add(it));
+        counts
     }
 
     fn add(&mut self, packet: &Packet) {

@@ -15,7 +15,6 @@ mod claim;
 mod figures;
 pub mod identity;
 mod incoming;
-mod log_throttle;
 mod outgoing;
 pub mod presence;
 mod state;
@@ -222,7 +221,11 @@ impl Foreign {
     /// Logs that a client broke the rule on response topics (section 1 of the protocol), so that
     /// its request is dropped.
     fn log_violation(&self, peer: &Peer, text: &str) {
-        if let Some(more) = self.state().rule_log.allow(Instant::now()) {
+        if let Some(more) = self
+            .state()
+            .rule_log
+            .allow(Instant::now(), limits::BROKER_LOG_PAUSE)
+        {
             let client = &*peer.client;
             tracing::warn!(
                 client,

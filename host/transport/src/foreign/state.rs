@@ -8,10 +8,9 @@ use std::time::Instant;
 
 use rumqttc::v5::mqttbytes::v5::{PubAck, PubAckReason};
 use statehouse_link::{Accepted, Outlet, describe_reason};
-use statehouse_mqtt::{Message, ReasonCode};
+use statehouse_mqtt::{LogThrottle, Message, ReasonCode};
 
 use super::figures::Figures;
-use super::log_throttle::LogThrottle;
 use super::outgoing::{Outgoing, Recipient, Weights};
 use crate::{Outbound, Ticket};
 use statehouse_config::{OutboxBounds, limits};
@@ -194,7 +193,10 @@ impl State {
     /// given up.
     pub(super) fn unacceptable(&mut self, outgoing: &Outgoing, code: u8) {
         self.sums.refused += 1;
-        if let Some(more) = self.refused_log.allow(Instant::now()) {
+        if let Some(more) = self
+            .refused_log
+            .allow(Instant::now(), limits::BROKER_LOG_PAUSE)
+        {
             let topic = outgoing.shown_topic();
             let (bytes, reason) = (outgoing.message.payload.len(), describe_reason(code));
             tracing::error!(
@@ -220,7 +222,10 @@ impl State {
     fn notify(&mut self, peer: Peer, message: Message, of: Option<u64>) {
         if self.weights.bytes() >= self.bounds.bytes_max {
             self.sums.lost += 1;
-            if let Some(more) = self.lost_log.allow(Instant::now()) {
+            if let Some(more) = self
+                .lost_log
+                .allow(Instant::now(), limits::BROKER_LOG_PAUSE)
+            {
                 tracing::error!(
                     more,
                     "a notification is lost: too many wait for an acknowledgement of the broker"
@@ -265,7 +270,10 @@ impl State {
             }
             (reason, _) => {
                 self.sums.refused += 1;
-                if let Some(more) = self.refused_log.allow(Instant::now()) {
+                if let Some(more) = self
+                    .refused_log
+                    .allow(Instant::now(), limits::BROKER_LOG_PAUSE)
+                {
                     let topic = outgoing.shown_topic();
                     tracing::warn!(
                         topic,

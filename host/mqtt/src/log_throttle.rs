@@ -1,22 +1,20 @@
 //! Limits log lines that clients can cause at will: one line per pause, with the number of lines
 //! suppressed since the last one.
 
-use std::time::Instant;
-
-use statehouse_config::limits;
+use std::time::{Duration, Instant};
 
 /// The limit of one kind of line.
 #[derive(Debug, Default)]
-pub(super) struct LogThrottle {
+pub struct LogThrottle {
     last: Option<Instant>,
     suppressed: u64,
 }
 
 impl LogThrottle {
-    /// Returns the number of lines suppressed since the last one, or none if this line must be
-    /// suppressed too.
-    pub(super) fn allow(&mut self, now: Instant) -> Option<u64> {
-        let recently = |last| now.saturating_duration_since(last) < limits::BROKER_LOG_PAUSE;
+    /// Returns the number of lines suppressed since the last one. If that was less than `pause` ago,
+    /// returns none: this line must be suppressed too.
+    pub fn allow(&mut self, now: Instant, pause: Duration) -> Option<u64> {
+        let recently = |last| now.saturating_duration_since(last) < pause;
         if self.last.is_some_and(recently) {
             self.suppressed += 1;
             return None;
@@ -32,12 +30,12 @@ mod tests {
 
     #[test]
     fn suppressed_lines_are_counted() {
+        let pause = Duration::from_secs(5);
         let mut throttle = LogThrottle::default();
         let start = Instant::now();
-        assert_eq!(throttle.allow(start), Some(0));
-        assert_eq!(throttle.allow(start), None);
-        assert_eq!(throttle.allow(start), None);
-        let later = start + limits::BROKER_LOG_PAUSE;
-        assert_eq!(throttle.allow(later), Some(2));
+        assert_eq!(throttle.allow(start, pause), Some(0));
+        assert_eq!(throttle.allow(start, pause), None);
+        assert_eq!(throttle.allow(start, pause), None);
+        assert_eq!(throttle.allow(start + pause, pause), Some(2));
     }
 }
