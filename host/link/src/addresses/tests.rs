@@ -181,7 +181,8 @@ async fn next_address_gets_the_name_over_a_websocket() {
     // The broker closes the connection after the request.
     let (_events, result) = connect(&mut attempts(), &place).await;
     assert!(result.is_err(), "{result:?}");
-    let request = serving.await.unwrap().to_ascii_lowercase();
+    let request = timeout(Duration::from_secs(20), serving).await;
+    let request = request.expect("no request").unwrap().to_ascii_lowercase();
     assert!(request.starts_with("get /mqtt http/1.1\r\n"), "{request}");
     let host = format!("\r\nhost: {authority}\r\n");
     assert!(request.contains(&host), "{request}");
