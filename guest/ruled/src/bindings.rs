@@ -14,8 +14,9 @@ use statehouse_policy::bindings::statehouse::policy::types as __with_name0;
 #[allow(dead_code, clippy::all)]
 pub mod statehouse {
     pub mod policy {
-        /// A condition on top of the standard policy. `statehouse policy build` composes a component of the
-        /// world `rule` with the standard policy into one component of the world `policy`.
+        /// A condition on top of the standard policy. `statehouse policy build` composes a
+        /// component of the world `rule` with the standard policy into one component of the
+        /// world `policy`.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod admission {
             #[used]
@@ -38,9 +39,10 @@ pub mod statehouse {
                         .finish()
                 }
             }
-            /// `always`: none. `absent`: the key must not exist (NX). `absent-or-equal`: it must not exist,
-            /// or hold the value that is set (NEX). `version`: it must have a certain version (IFVERSION).
-            /// A NEX that compares with another value can change the value, so it is `always`.
+            /// `always`: none. `absent`: the key must not exist (NX). `absent-or-equal`: it must
+            /// not exist, or hold the value that is set (NEX). `version`: it must have a certain
+            /// version (IFVERSION). A NEX that compares with another value can change the value,
+            /// so it is `always`.
             #[repr(u8)]
             #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
             pub enum Condition {
@@ -80,15 +82,15 @@ pub mod statehouse {
                 }
             }
 
-            /// A well-formed command. `name`: `SET`, `GET`, `DEL`, `VDEL`, `KEYNOTIFY`, `SCAN` or `META`;
-            /// later versions may add names. `key`: the key; of `SCAN` the pattern, of a `KEYNOTIFY` by
-            /// prefix the prefix. `value`: the value to set; of `VDEL` the value to compare with; otherwise
-            /// empty. `changes`: whether the command can change the key. `expiry`: of `SET`, in milliseconds.
-            /// The other fields are those of `request`.
+            /// A well-formed command. `name`: `SET`, `GET`, `DEL`, `VDEL`, `KEYNOTIFY`, `SCAN` or
+            /// `META`; later versions may add names. `key`: the key; of `SCAN` the pattern, of a
+            /// `KEYNOTIFY` by prefix the prefix. `value`: the value to set; of `VDEL` the value
+            /// to compare with; otherwise empty. `changes`: whether the command can change the
+            /// key. `expiry`: of `SET`, in milliseconds. The other fields are those of `request`.
             ///
-            /// A `KEYNOTIFY` by prefix looks like one of a key, and reports the values of all keys with that
-            /// prefix. So a rule that protects keys from reads must refuse every `KEYNOTIFY` whose `key` is a
-            /// prefix of a protected key. The empty key is one.
+            /// A `KEYNOTIFY` by prefix looks like one of a key, and reports the values of all
+            /// keys with that prefix. So a rule that protects keys from reads must refuse every
+            /// `KEYNOTIFY` whose `key` is a prefix of a protected key. The empty key is one.
             #[derive(Clone)]
             pub struct Command {
                 pub name: _rt::String,
@@ -167,8 +169,9 @@ pub mod statehouse {
                 }
             }
             #[allow(unused_unsafe, clippy::all)]
-            /// Whether the standard policy may execute this command. `other(TEXT)` refuses it with `-ERR
-            /// TEXT`. A fault of `table` can be returned unchanged. Staged writes commit in either case.
+            /// Whether the standard policy may execute this command. `other(TEXT)` refuses it
+            /// with `-ERR TEXT`. A fault of `table` can be returned unchanged. Staged writes
+            /// commit in either case.
             #[allow(async_fn_in_trait)]
             pub fn admit(command: &Command) -> Result<(), Fault> {
                 unsafe {

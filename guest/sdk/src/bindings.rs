@@ -59,7 +59,8 @@ pub mod statehouse {
                 }
             }
 
-            /// A version that this store assigned. Its HLC node is always the store, so it is omitted.
+            /// A version that this store assigned. Its HLC node is always the store, so it is
+            /// omitted.
             #[repr(C)]
             #[derive(Clone, Copy, Eq, PartialEq)]
             pub struct Stamp {
@@ -74,7 +75,8 @@ pub mod statehouse {
                         .finish()
                 }
             }
-            /// An HLC timestamp of any node, such as a fencing token. Ordered by wall, counter, node.
+            /// An HLC timestamp of any node, such as a fencing token. Ordered by wall, counter,
+            /// node.
             #[derive(Clone, Eq, PartialEq)]
             pub struct Hlc {
                 pub wall: u64,
@@ -90,9 +92,9 @@ pub mod statehouse {
                         .finish()
                 }
             }
-            /// A range of the current call's bytes: the payload in `handle` and `route`, the key in `notify`.
-            /// A span is passed without a copy; `owned` bytes are copied. A span outside of those bytes
-            /// traps.
+            /// A range of the current call's bytes: the payload in `handle` and `route`, the key
+            /// in `notify`. A span is passed without a copy; `owned` bytes are copied. A span
+            /// outside of those bytes traps.
             #[repr(C)]
             #[derive(Clone, Copy, Eq, PartialEq)]
             pub struct Span {
@@ -120,9 +122,9 @@ pub mod statehouse {
                     }
                 }
             }
-            /// `timestamp`, `fencing-token`: the user properties, unparsed. `client`: the client id, or none
-            /// if it is unknown. `now`: the store's time in milliseconds. It never decreases, and no client
-            /// can influence it.
+            /// `timestamp`, `fencing-token`: the user properties, unparsed. `client`: the client
+            /// id, or none if it is unknown. `now`: the store's time in milliseconds. It never
+            /// decreases, and no client can influence it.
             #[derive(Clone, Eq, PartialEq)]
             pub struct Request {
                 pub payload: _rt::Vec<u8>,
@@ -144,10 +146,11 @@ pub mod statehouse {
                         .finish()
                 }
             }
-            /// The purpose of a key access. `write`: the value may be compared but not sent. `hidden`: an
-            /// internal key of the policy. The client's rights do not apply to hidden keys, and neither
-            /// replies nor `keys` show them. All policies and policy versions of a store share the hidden
-            /// keys, so start such a key with the policy's name.
+            /// The purpose of a key access. `write`: the value may be compared but not sent.
+            /// `hidden`: an internal key of the policy. The client's rights do not apply to
+            /// hidden keys, and neither replies nor `keys` show them. All policies and policy
+            /// versions of a store share the hidden keys, so start such a key with the policy's
+            /// name.
             #[repr(u8)]
             #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
             pub enum Access {
@@ -182,8 +185,8 @@ pub mod statehouse {
                 }
             }
 
-            /// `len`: the length of the value. `expires`: an expiry in the store's time, later than `now`
-            /// unless this call has put the entry.
+            /// `len`: the length of the value. `expires`: an expiry in the store's time, later
+            /// than `now` unless this call has put the entry.
             #[derive(Clone, Eq, PartialEq)]
             pub struct Entry {
                 pub len: u32,
@@ -201,8 +204,8 @@ pub mod statehouse {
                         .finish()
                 }
             }
-            /// A refusal by the host. `other` holds the error text of the reply, for limits and for refusals
-            /// that later hosts add.
+            /// A refusal by the host. `other` holds the error text of the reply, for limits and
+            /// for refusals that later hosts add.
             #[derive(Clone, Eq, PartialEq)]
             pub enum Fault {
                 Denied,
@@ -225,8 +228,9 @@ pub mod statehouse {
             }
 
             impl ::core::error::Error for Fault {}
-            /// The host splices the body into the reply. `stored`: the value of a key when `handle` returns;
-            /// the key must exist and be readable. `given`: bytes of the request.
+            /// The host splices the body into the reply. `stored`: the value of a key when
+            /// `handle` returns; the key must exist and be readable. `given`: bytes of the
+            /// request.
             #[derive(Clone, Eq, PartialEq)]
             pub enum Body {
                 None,
@@ -256,9 +260,10 @@ pub mod statehouse {
                         .finish()
                 }
             }
-            /// How the host answers a redelivery of this request. `free`: it executes the request again on
-            /// the current state (reads, malformed requests). `same`: it returns this reply, regardless of
-            /// later changes. A request that wrote and began no watch is always `same`.
+            /// How the host answers a redelivery of this request. `free`: it executes the request
+            /// again on the current state (reads, malformed requests). `same`: it returns this
+            /// reply, regardless of later changes. A request that wrote and began no watch is
+            /// always `same`.
             #[repr(u8)]
             #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
             pub enum Repeat {
@@ -290,9 +295,9 @@ pub mod statehouse {
                 }
             }
 
-            /// `version`: sent as the version property; one that this store can have assigned, at most 60 s
-            /// ahead of its clock. `command`: index into `info.commands`, for metrics; none if the policy
-            /// recognized no command.
+            /// `version`: sent as the version property; one that this store can have assigned, at
+            /// most 60 s ahead of its clock. `command`: index into `info.commands`, for metrics;
+            /// none if the policy recognized no command.
             #[derive(Clone, Eq, PartialEq)]
             pub struct Outcome {
                 pub reply: Frame,
@@ -344,8 +349,8 @@ pub mod statehouse {
                 }
             }
 
-            /// `version`: the result of `put`, or a fresh version for a deletion. `len`: the length of the
-            /// new value, else 0.
+            /// `version`: the result of `put`, or a fresh version for a deletion. `len`: the
+            /// length of the new value, else 0.
             #[derive(Clone, Eq, PartialEq)]
             pub struct Change {
                 pub event: Event,
@@ -379,8 +384,9 @@ pub mod statehouse {
                         .finish()
                 }
             }
-            /// `next`: an opaque cursor of the host, none at the end. A page that is not the last may hold
-            /// fewer keys than requested, even none. After its first key a page holds at most 64 KiB.
+            /// `next`: an opaque cursor of the host, none at the end. A page that is not the last
+            /// may hold fewer keys than requested, even none. After its first key a page holds at
+            /// most 64 KiB.
             #[derive(Clone, Eq, PartialEq)]
             pub struct Page {
                 pub keys: _rt::Vec<_rt::Vec<u8>>,
@@ -411,10 +417,11 @@ pub mod statehouse {
             }
         }
 
-        /// The key table as of this request. Writes are staged, are visible to later calls of all functions
-        /// but `keys`, and commit together when `handle` returns. Expired entries are absent, except those
-        /// that this call has put. `load` and `keys` need the `read` right on the keys they access;
-        /// `matches`, `put` and `delete` need `write`; `head` needs the right that its `access` names.
+        /// The key table as of this request. Writes are staged, are visible to later calls of
+        /// all functions but `keys`, and commit together when `handle` returns. Expired entries
+        /// are absent, except those that this call has put. `load` and `keys` need the `read`
+        /// right on the keys they access; `matches`, `put` and `delete` need `write`; `head`
+        /// needs the right that its `access` names.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod table {
             #[used]
@@ -431,8 +438,8 @@ pub mod statehouse {
             pub type Fault = super::super::super::statehouse::policy::types::Fault;
             pub type Page = super::super::super::statehouse::policy::types::Page;
             #[allow(unused_unsafe, clippy::all)]
-            /// After an access as `hidden`, all functions use the hidden key, until a `head` of the key with
-            /// another access.
+            /// After an access as `hidden`, all functions use the hidden key, until a `head` of
+            /// the key with another access.
             #[allow(async_fn_in_trait)]
             pub fn head(key: &Bytes, access: Access) -> Result<Option<Entry>, Fault> {
                 unsafe {
@@ -862,10 +869,11 @@ pub mod statehouse {
                 }
             }
             #[allow(unused_unsafe, clippy::all)]
-            /// The host assigns the version by an HLC receive update with `observed`. It traps if `observed`
-            /// is later than `now` + 60 s. The entry loses an earlier `fence` or `expires` that is not given
-            /// again. A new `fence` that no client can send is refused with `other`: one later than `now` +
-            /// 60 s, or whose `node` is empty, holds `:` or NUL, or has more than 65 531 bytes.
+            /// The host assigns the version by an HLC receive update with `observed`. It traps if
+            /// `observed` is later than `now` + 60 s. The entry loses an earlier `fence` or
+            /// `expires` that is not given again. A new `fence` that no client can send is
+            /// refused with `other`: one later than `now` + 60 s, or whose `node` is empty, holds
+            /// `:` or NUL, or has more than 65 531 bytes.
             #[allow(async_fn_in_trait)]
             pub fn put(
                 key: &Bytes,
@@ -1165,9 +1173,10 @@ pub mod statehouse {
                 }
             }
             #[allow(unused_unsafe, clippy::all)]
-            /// The readable keys before this request that start with `prefix`, in byte order. Every page
-            /// advances the cursor. A cursor that cannot be one of this prefix is refused with `other("syntax
-            /// error")`; any other may be accepted, and shows no more keys. A `limit` of 0 means 1.
+            /// The readable keys before this request that start with `prefix`, in byte order.
+            /// Every page advances the cursor. A cursor that cannot be one of this prefix is
+            /// refused with `other("syntax error")`; any other may be accepted, and shows no more
+            /// keys. A `limit` of 0 means 1.
             #[allow(async_fn_in_trait)]
             pub fn keys(prefix: &Bytes, cursor: Option<&[u8]>, limit: u32) -> Result<Page, Fault> {
                 unsafe {
@@ -1362,10 +1371,10 @@ pub mod statehouse {
             }
         }
 
-        /// Watches of the requesting connection, staged like writes. `add` is refused with `denied` without
-        /// the `read` right or without a client id. `remove` needs no right. A watch begins and ends after
-        /// the changes of the request: it does not report those of the request that adds it, and reports
-        /// those of the request that removes it.
+        /// Watches of the requesting connection, staged like writes. `add` is refused with
+        /// `denied` without the `read` right or without a client id. `remove` needs no right. A
+        /// watch begins and ends after the changes of the request: it does not report those of
+        /// the request that adds it, and reports those of the request that removes it.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod watch {
             #[used]
@@ -1568,8 +1577,8 @@ pub mod statehouse {
             }
         }
 
-        /// Watches like those of `watch`, also of prefixes. A watch of a key is the same in both
-        /// interfaces.
+        /// Watches like those of `watch`, also of prefixes. A watch of a key is the same in
+        /// both interfaces.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod follow {
             #[used]
@@ -1581,8 +1590,8 @@ pub mod statehouse {
             pub type Bytes = super::super::super::statehouse::policy::types::Bytes;
             pub type Stamp = super::super::super::statehouse::policy::types::Stamp;
             pub type Fault = super::super::super::statehouse::policy::types::Fault;
-            /// `key`: one key. `prefix`: all keys that start with these bytes, which may be none. A change of
-            /// a key that the client may not read is not reported.
+            /// `key`: one key. `prefix`: all keys that start with these bytes, which may be none.
+            /// A change of a key that the client may not read is not reported.
             #[repr(u8)]
             #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
             pub enum Scope {
@@ -1614,8 +1623,9 @@ pub mod statehouse {
                 }
             }
 
-            /// `version`: all changes up to this one were sent. `complete`: there are no later ones, and the
-            /// watch is added. If it is false, nothing is added, and the client may ask again since `version`.
+            /// `version`: all changes up to this one were sent. `complete`: there are no later
+            /// ones, and the watch is added. If it is false, nothing is added, and the client may
+            /// ask again since `version`.
             #[repr(C)]
             #[derive(Clone, Copy, Eq, PartialEq)]
             pub struct Reached {
@@ -1631,8 +1641,8 @@ pub mod statehouse {
                 }
             }
             #[allow(unused_unsafe, clippy::all)]
-            /// Returns the version of the last change of the store, which may be one of this request. The
-            /// watch reports all changes of later requests.
+            /// Returns the version of the last change of the store, which may be one of this
+            /// request. The watch reports all changes of later requests.
             #[allow(async_fn_in_trait)]
             pub fn add(scope: Scope, key: &Bytes) -> Result<Stamp, Fault> {
                 unsafe {
@@ -1736,9 +1746,10 @@ pub mod statehouse {
                 }
             }
             #[allow(unused_unsafe, clippy::all)]
-            /// Sends the notifications of the changes after `since` to the client, before the reply, and adds
-            /// the watch if these are all. Changes that this request has made are among them. Refused with
-            /// `other` if the host does not know all changes after `since`. One request may do this once.
+            /// Sends the notifications of the changes after `since` to the client, before the
+            /// reply, and adds the watch if these are all. Changes that this request has made are
+            /// among them. Refused with `other` if the host does not know all changes after
+            /// `since`. One request may do this once.
             #[allow(async_fn_in_trait)]
             pub fn add_since(scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault> {
                 unsafe {
@@ -2031,8 +2042,9 @@ pub mod statehouse {
             }
         }
 
-        /// The host's log and counters. Write-only and rate-limited; re-executions write nothing. `enabled`
-        /// is true for every level, because the host keeps the lines of all levels for operators.
+        /// The host's log and counters. Write-only and rate-limited; re-executions write
+        /// nothing. `enabled` is true for every level, because the host keeps the lines of all
+        /// levels for operators.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod log {
             #[used]
@@ -2143,7 +2155,8 @@ pub mod statehouse {
             }
         }
 
-        /// Bytes derived from the request's identity: the same in every re-execution, and not secret.
+        /// Bytes derived from the request's identity: the same in every re-execution, and not
+        /// secret.
         #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
         pub mod seeded {
             #[used]
@@ -2850,23 +2863,24 @@ pub mod exports {
                     }
                 }
                 pub trait Guest {
-                    /// The host calls this first. Of the imports, `describe`, `configure` and `route` may use only
-                    /// `log`.
+                    /// The host calls this first. Of the imports, `describe`, `configure` and `route` may
+                    /// use only `log`.
                     #[allow(async_fn_in_trait)]
                     fn describe() -> Info;
-                    /// The host calls this once per instance, before any request. An error makes it refuse the
-                    /// policy.
+                    /// The host calls this once per instance, before any request. An error makes it
+                    /// refuse the policy.
                     #[allow(async_fn_in_trait)]
                     fn configure(
                         options: _rt::Vec<(_rt::String, _rt::String)>,
                     ) -> Result<(), _rt::String>;
-                    /// The key that a request concerns. The host calls this only if routing by key is configured.
+                    /// The key that a request concerns. The host calls this only if routing by key is
+                    /// configured.
                     #[allow(async_fn_in_trait)]
                     fn route(payload: _rt::Vec<u8>) -> Option<Span>;
                     #[allow(async_fn_in_trait)]
                     fn handle(request: Request) -> Outcome;
-                    /// The host calls this once per change and watched dialect, before the commit. It may read the
-                    /// table but must not change it.
+                    /// The host calls this once per change and watched dialect, before the commit. It may
+                    /// read the table but must not change it.
                     #[allow(async_fn_in_trait)]
                     fn notify(change: Change, dialect: Dialect) -> Notification;
                 }
