@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use statehouse_mqtt::Broker;
 use statehouse_wal::{
     Base, Callbacks, Directory, Log, LogPosition, Opened, Options, Probed, Source, probe,
-    probe_room,
+    probe_lock, probe_room,
 };
 
 use statehouse_config::{Durability, Storage, limits};
@@ -156,6 +156,7 @@ pub fn look(storage: &Storage) -> Result<Found, StorageError> {
             in_use: false,
         });
     };
+    probe_lock(&storage.directory).map_err(failed)?;
     refuse_no_store(storage)?;
     let disk = Directory::read_only(&storage.directory).map_err(failed)?;
     let mut image = empty_image(storage, &disk)?;

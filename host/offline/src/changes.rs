@@ -1,6 +1,8 @@
 //! The history of one key: its changes, its value as of a version or a time, and its last writer.
 //!
 //! The history begins with the oldest snapshot of the directory and covers every record after it.
+//! If damage separates this snapshot from the rest, it begins with the next snapshot after the
+//! damage.
 //!
 //! A snapshot is taken while the store continues, so the entry of a key is captured at some moment
 //! while the snapshot is taken. The key certainly had this entry from the version of the entry
@@ -10,7 +12,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use statehouse_wal::{Base, LogPosition, Sink};
+use statehouse_wal::{Base, Damage, LogPosition, Sink};
 
 use super::{Past, PastError, shown};
 use statehouse_core::clock::Stamp;
@@ -78,6 +80,8 @@ pub struct History {
     /// Whether the key certainly did not exist before the first recorded change. If not, and
     /// without an entry, it is unknown whether it did.
     pub absent_before: bool,
+    /// The damage because of which earlier changes cannot be read, if there is any.
+    pub damage: Option<String>,
     /// The memory of `changes`.
     bytes: usize,
 }
@@ -100,8 +104,10 @@ pub enum AsOf {
     Absent,
     /// The moment is before the recorded history.
     TooOld {
-        /// The time from which on the history is recorded.
+        /// The time from which on the history is recorded, in milliseconds of the store's time.
         since_ms: u64,
+        /// The damage because of which earlier history cannot be read, if there is any.
+        damage: Option<String>,
     },
     /// The store has not reached this version; its last version is this.
     NotYet(Stamp),
@@ -162,6 +168,7 @@ impl History {
                 history.add(write, origin, limit, bytes_max);
             }
             KeyEvent::Deadline { .. } => {}
+            KeyEvent::Gap(damage) => history.damage = Some(damage.place()),
         };
         reading(&mut KeyReader::of(key, &mut visit))?;
         // A key that the snapshot lacks was absent at its end. Until then it may have been removed.
@@ -235,6 +242,7 @@ impl AsOf {
                     *entry = entry.with_deadline(expires_ms);
                 }
             }
+            KeyEvent::Gap(damage) => search.damage = Some(damage.place()),
         };
         reading(&mut KeyReader::of(key, &mut visit))?;
         Ok(search.finish(moment))
@@ -302,6 +310,8 @@ struct Search {
     now_ms: u64,
     /// The latest clock that was read.
     last: Stamp,
+    /// The damage because of which earlier history was not read.
+    damage: Option<String>,
 }
 
 impl Search {
@@ -325,7 +335,8 @@ impl Search {
             (None, Some((since_ms, clock)))
                 if self.later.is_some() || !moment.includes(since_ms, clock) =>
             {
-                AsOf::TooOld { since_ms }
+                let damage = self.damage;
+                AsOf::TooOld { since_ms, damage }
             }
             (None, _) => AsOf::Absent,
         }
@@ -346,6 +357,8 @@ enum KeyEvent<'a> {
     Written(&'a Write, &'a Origin<'a>),
     /// A new deadline of the key. It precedes the end of its record.
     Deadline { now_ms: u64, expires_ms: u64 },
+    /// Earlier history is damaged. It follows all records.
+    Gap(&'a Damage),
 }
 
 /// The origin of a change.
@@ -494,6 +507,10 @@ impl Sink for KeyReader<'_> {
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         self.handle_record(position, record)
             .map_err(|error| error.to_string())
+    }
+
+    fn gap(&mut self, damage: &Damage) {
+        (self.visit)(KeyEvent::Gap(damage));
     }
 }
 

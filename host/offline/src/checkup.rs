@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use statehouse_wal::{
-    Base, DiskUse, Error, FileReport, Kind, LogPosition, Range, Sink, Verdict, inspect,
+    Base, Damage, DiskUse, Error, FileReport, Kind, LogPosition, Range, Sink, Verdict, inspect,
     read_snapshot_file,
 };
 
@@ -214,13 +214,13 @@ impl Checkup {
             let range = past.read(Base::Oldest, newest.end, &mut oldest);
             if attempt == limits::CHECKUP_ATTEMPTS_MAX || !is_later(&range, newest.end) {
                 self.records += oldest.records;
-                break (newest, range, oldest.image);
+                break (newest, range, oldest);
             }
             attempt += 1;
             std::thread::sleep(Duration::from_millis(limits::CHECKUP_RETRY_MS));
         };
         self.check_modules(&newest.contents);
-        let reach = self.compare(&newest, range, &oldest.state);
+        let reach = self.compare(&newest, range, &oldest);
         let contents = newest.contents;
         self.opening = Ok(Opening { contents, reach });
         Ok(())
@@ -231,7 +231,7 @@ impl Checkup {
         &mut self,
         newest: &Newest,
         range: Result<Range, PastError>,
-        oldest: &State,
+        oldest: &Decoder,
     ) -> Option<Reach> {
         if is_later(&range, newest.end) {
             let note =
@@ -241,7 +241,14 @@ impl Checkup {
         }
         match range {
             Ok(range) => {
-                if fingerprint(oldest) != newest.fingerprint {
+                if let Some(damage) = &oldest.damage {
+                    self.problems.push(format!(
+                        "the history before record {} cannot be read: {}",
+                        range.base.0 + 1,
+                        damage.place()
+                    ));
+                }
+                if fingerprint(&oldest.image.state) != newest.fingerprint {
                     self.problems.push(format!(
                         "the log from record {} on gives a different state than the newest snapshot: one of the two is not what the store wrote",
                         range.base.0 + 1
@@ -369,6 +376,8 @@ struct Decoder {
     image: Image,
     blocks: u64,
     records: u64,
+    /// The damage because of which earlier history was not read.
+    damage: Option<Damage>,
 }
 
 impl Decoder {
@@ -377,6 +386,7 @@ impl Decoder {
             image,
             blocks: 0,
             records: 0,
+            damage: None,
         }
     }
 }
@@ -395,6 +405,10 @@ impl Sink for Decoder {
     fn record(&mut self, _: LogPosition, record: &[u8]) -> Result<(), String> {
         self.records += 1;
         self.image.record(record).map_err(|error| error.to_string())
+    }
+
+    fn gap(&mut self, damage: &Damage) {
+        self.damage = Some(damage.clone());
     }
 }
 

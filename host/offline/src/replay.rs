@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use statehouse_wal::{Base, Error, LogPosition, Sink};
+use statehouse_wal::{Base, Damage, Error, LogPosition, Sink};
 
 use super::{Past, PastError};
 use crate::limits;
@@ -117,6 +117,8 @@ pub struct Replayed {
     pub times_ms: (u64, u64),
     /// Whether the requested range begins before the recorded history.
     pub shortened: bool,
+    /// The damage because of which earlier records of the range cannot be read, if there is any.
+    pub damage: Option<String>,
     /// The totals.
     pub tally: Tally,
 }
@@ -189,11 +191,13 @@ impl Past {
         };
         let (from_position, to_position) = (replayer.from, replayer.to);
         let is_early = range.base != LogPosition::NONE && finder.begins_before(known);
+        let damage = finder.damage.filter(|_| is_early || from.is_none());
         Ok(Replayed {
             from: from_position,
             to: to_position,
             times_ms: replayer.times_ms.unwrap_or_default(),
             shortened: attempt > 0 || is_early,
+            damage,
             tally: replayer.tally,
         })
     }
@@ -216,6 +220,8 @@ struct RangeFinder {
     to: Option<LogPosition>,
     first_ms: Option<u64>,
     now_ms: u64,
+    /// The damage because of which earlier records cannot be read.
+    damage: Option<String>,
 }
 
 impl RangeFinder {
@@ -226,6 +232,7 @@ impl RangeFinder {
             to: None,
             first_ms: None,
             now_ms: 0,
+            damage: None,
         }
     }
 
@@ -273,6 +280,10 @@ impl Sink for RangeFinder {
             self.to = Some(position);
         }
         Ok(())
+    }
+
+    fn gap(&mut self, damage: &Damage) {
+        self.damage = Some(damage.place());
     }
 }
 

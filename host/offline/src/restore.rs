@@ -146,7 +146,21 @@ fn remove_log(disk: &Directory, directory: &Path) -> Result<(), PastError> {
     Ok(())
 }
 
+/// Opens a backup. Only a regular file can be read at any offset; the open of a pipe could wait.
 fn open(file: &Path) -> Result<Backup, PastError> {
+    let what = match fs::metadata(file) {
+        Ok(about) if about.is_dir() => Some("a directory: name a file in it"),
+        Ok(about) if !about.is_file() => Some("a device, a pipe or a socket: name a file"),
+        // If it cannot be examined, the open reports why.
+        _ => None,
+    };
+    if let Some(what) = what {
+        let why = format!(
+            "{} cannot be used as a backup: it is {what}",
+            file.display()
+        );
+        return Err(PastError::Refused(why));
+    }
     Backup::open(file).map_err(|error| unreadable(file, error))
 }
 

@@ -19,7 +19,7 @@ use statehouse_cluster::{
     Options, Secret, Stop, confirm_copy, identity, members, overview, store_name,
 };
 use statehouse_protocol::{ProgramVersion, WrittenBy};
-use statehouse_wal::{Directory, Probed, has_log, probe};
+use statehouse_wal::{Directory, Probed, has_log, probe, probe_lock};
 
 use super::Failure;
 use super::member::{EXIT_CLUSTER_SETTINGS, failure};
@@ -167,6 +167,7 @@ pub(super) fn look(directory: &Path) -> anyhow::Result<bool> {
     let Probed::Present { locked } = probe(directory).with_context(unusable)? else {
         return Ok(false);
     };
+    probe_lock(directory).with_context(unusable)?;
     let disk = Directory::read_only(directory).with_context(unusable)?;
     refuse_own_log(&disk)?;
     ClusterMark::of(directory)?;

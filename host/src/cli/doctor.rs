@@ -1,10 +1,11 @@
 //! `statehouse doctor`: checks a data directory and reports what it found.
 
+use std::fmt::Display;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
-use statehouse_wal::{DiskUse, FileReport, Kind, LogPosition, Verdict};
+use statehouse_wal::{DiskUse, Error, FileReport, Kind, LogPosition, Verdict, probe, probe_lock};
 
 use super::data::{self, ByContext};
 use super::output::{Exit, Failure, emit, emit_json, notice, one_line, printable};
@@ -57,10 +58,11 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let salvage = salvage.transpose()?;
     let past = Past::open(&directory)?;
     let mut checkup = past.checkup()?;
-    let wrong_name = wrong_name(&past)?;
-    // The text of a wrong name says what to do.
+    let refusals = refusals(&past)?;
+    // The text of a refusal names the file to correct.
     let needs_advice = !checkup.is_well();
-    checkup.problems.extend(wrong_name);
+    let is_refused = !refusals.is_empty();
+    checkup.problems.extend(refusals);
     if !args.json {
         emit(in_words(&directory, &checkup).as_bytes())?;
     }
@@ -77,7 +79,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     } else if let Some((file, salvaged)) = &salvaged {
         emit(rescued(file, salvaged).as_bytes())?;
     } else if needs_advice && args.salvage.is_none() {
-        emit(advice(&past, &checkup).as_bytes())?;
+        emit(advice(&past, &checkup, is_refused).as_bytes())?;
     }
     match (checkup.is_well(), failed) {
         (true, None) => Ok(Exit::Done),
@@ -93,21 +95,30 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
-/// Why a start refuses the file with the name of the store, if it does. A host of a cluster has no
-/// such file.
-fn wrong_name(past: &Past) -> Result<Option<String>, Failure> {
+/// Why a start refuses the files beside the log: the lock, the directory of policies, and the name
+/// of the store. A host of a cluster needs only the lock. The rights of this account do not count,
+/// because it may not be that of the store.
+fn refusals(past: &Past) -> Result<Vec<String>, Failure> {
+    let refused = |error: &dyn Display| format!("a start refuses this: {error}");
+    let mut found = Vec::new();
+    found.extend(probe_lock(past.path()).err().map(|it| refused(&it)));
     if past.mark().is_some() {
-        return Ok(None);
+        return Ok(found);
     }
+    let policies = probe(past.modules().directory()).err();
+    let is_no_directory = |error: &Error| matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::AlreadyExists);
+    let policies = policies.filter(is_no_directory);
+    found.extend(policies.map(|it| refused(&it)));
     match check_client_id(past.path()) {
-        Ok(()) => Ok(None),
+        Ok(()) => {}
         Err(StorageError::ClientId(path, ClientIdError::Io(error)))
             if error.kind() == ErrorKind::PermissionDenied =>
         {
-            Err(PastError::Unreadable(path, error.to_string()).into())
+            return Err(PastError::Unreadable(path, error.to_string()).into());
         }
-        Err(error) => Ok(Some(format!("a start refuses this: {error}"))),
+        Err(error) => found.push(refused(&error)),
     }
+    Ok(found)
 }
 
 fn in_words(directory: &Path, it: &Checkup) -> String {
@@ -245,8 +256,9 @@ fn file_text(file: &FileReport) -> String {
     }
 }
 
-/// The next steps for the operator.
-fn advice(past: &Past, it: &Checkup) -> String {
+/// The next steps for the operator. `is_refused` is true if a start refuses other files than those
+/// of the log.
+fn advice(past: &Past, it: &Checkup, is_refused: bool) -> String {
     let directory = past.path().display();
     if it.holds_nothing() {
         return "\nIs it the directory of the store? `statehouse serve --data` names it.\n"
@@ -263,9 +275,17 @@ fn advice(past: &Past, it: &Checkup) -> String {
         Err(_) => format!(
             "\nWhat next: keep a copy of {directory} as it is. Restore a backup with `statehouse restore BACKUP --data NEW`, or save what can still be read with `statehouse doctor {directory} --salvage FILE` and restore that.\n"
         ),
-        Ok(_) => format!(
-            "\nWhat next: the store can start and has its newest state. Take a backup now with `statehouse snapshot FILE --data {directory}`, and check the disk: it may damage more data.\n"
-        ),
+        Ok(_) => {
+            let start = match is_refused {
+                true => {
+                    "the newest state can be read. Correct the files that a start refuses, and the store has this state"
+                }
+                false => "the store can start and has its newest state",
+            };
+            format!(
+                "\nWhat next: {start}. Take a backup now with `statehouse snapshot FILE --data {directory}`, and check the disk: it may damage more data.\n"
+            )
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use hyper::Method;
 use serde_json::Value as Json;
 
 use super::data::{self, Node};
-use super::output::{Exit, Failure, emit_either, printable};
+use super::output::{Exit, Failure, emit_either, one_line, printable};
 use super::store::{Found, Reach};
 use crate::past;
 use statehouse_config::percent;
@@ -125,6 +125,8 @@ fn reach(beginning: &Json, key: &[u8], shown: u64, limit: u64) -> String {
         0 => String::new(),
         left => format!(" ({} not shown: {why})", data::count(left, "older one")),
     };
+    let damage = beginning["damage"].as_str();
+    let damage = damage.map(|it| format!("; earlier changes cannot be read: {}", one_line(it)));
     let before = &beginning["before"];
     let before = match (before["bytes"].as_u64(), beginning["since"].is_null()) {
         (Some(bytes), _) => format!(
@@ -132,10 +134,15 @@ fn reach(beginning: &Json, key: &[u8], shown: u64, limit: u64) -> String {
             data::count(bytes, "byte"),
             data::text(&before["version"])
         ),
+        (None, false) if damage.is_some() => String::new(),
         (None, false) => "; earlier changes are not kept".to_owned(),
         (None, true) => String::new(),
     };
-    format!("{changes} of {} {since}{older}{before}\n", printable(key))
+    let damage = damage.unwrap_or_default();
+    format!(
+        "{changes} of {} {since}{older}{before}{damage}\n",
+        printable(key)
+    )
 }
 
 #[cfg(test)]
@@ -164,5 +171,12 @@ mod tests {
                 "{removed}"
             );
         }
+        beginning["damage"] = json!("000000000003.log is damaged at byte 64: a frame is damaged");
+        let damaged = text(&beginning, 9);
+        let end = "; earlier changes cannot be read: 000000000003.log is damaged at byte 64: a frame is damaged\n";
+        assert!(
+            damaged.ends_with(end) && !damaged.contains("not kept"),
+            "{damaged}"
+        );
     }
 }

@@ -117,6 +117,12 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             totals["from"]
         ));
     }
+    if let Some(damage) = totals["damage"].as_str() {
+        notice(&format!(
+            "earlier records cannot be read: {}",
+            one_line(damage)
+        ));
+    }
     let rest = rest(&totals, printer.printed, args.limit);
     // The reader of JSON knows the limit, and not that the answer of a store was full.
     if args.json

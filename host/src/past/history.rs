@@ -68,6 +68,8 @@ fn beginning(key: &[u8], history: &History, node: &str) -> Json {
         })),
         // Whether the key certainly did not exist, if there is no entry.
         "absent_before": history.absent_before,
+        // Why earlier changes are missing, if not because of their age.
+        "damage": history.damage,
     })
 }
 
@@ -77,7 +79,16 @@ pub(crate) fn as_of(key: &[u8], found: AsOf, node: &str) -> Result<Json, String>
     let entry = match found {
         AsOf::Value(entry) => Some(entry),
         AsOf::Absent => None,
-        AsOf::TooOld { since_ms } => {
+        AsOf::TooOld {
+            since_ms,
+            damage: Some(damage),
+        } => {
+            return Err(format!(
+                "the value at that time cannot be read: {damage}. The history after that reaches back to {}. Give a later time, or read an older backup",
+                utc(since_ms)
+            ));
+        }
+        AsOf::TooOld { since_ms, .. } => {
             return Err(format!(
                 "the value at that time is not kept any more: the history reaches back to {}. Give a later time, or read an older backup; `serve --history-retention` and `--history-bytes` set how much is kept",
                 utc(since_ms)

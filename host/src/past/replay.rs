@@ -89,6 +89,7 @@ pub(crate) fn summary(it: &Replayed) -> Json {
         "from_time": has_records.then(|| utc(it.times_ms.0)),
         "to_time": has_records.then(|| utc(it.times_ms.1)),
         "shortened": it.shortened,
+        "damage": it.damage,
     })
 }
 
@@ -107,6 +108,7 @@ mod tests {
             to: LogPosition(0),
             times_ms: (0, 0),
             shortened: true,
+            damage: None,
             tally: Tally::default(),
         };
         let object = summary(&nothing);

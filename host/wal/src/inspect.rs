@@ -11,7 +11,8 @@ use crate::error::{Error, LaterFormat, unreadable_reason};
 use crate::files::{self, Kind};
 use crate::limits;
 use crate::newest;
-use crate::recovery::{self, Base, Discard, Range};
+use crate::reading::read;
+use crate::recovery::{Base, Discard, Range};
 use crate::segment::{Frames, Header, HeaderFault, Magic};
 use crate::snapshot::{self, Fault};
 use statehouse_protocol::LogPosition;
@@ -138,7 +139,7 @@ pub fn inspect(disk: &dyn Disk) -> Result<Report, Error> {
     };
     Ok(Report {
         files,
-        opening: recovery::read(disk, Base::Newest, LogPosition::END, &mut Discard),
+        opening: read(disk, Base::Newest, LogPosition::END, &mut Discard),
     })
 }
 

@@ -21,8 +21,8 @@
 //! * `newest` records which segment is the newest, so that a missing one is recognized.
 //! * `figures` reports space and times to operators.
 //! * `survey` and `recovery` read the newest intact snapshot and the log after it, or fail with a
-//!   reason. [`read`] does the same for tools while another process writes. `reopen` makes durable
-//!   what was read.
+//!   reason. `reading` does the same for tools while another process writes: see [`read`]. `reopen`
+//!   makes durable what was read.
 //! * `backup` writes a state to one file of its own, and reads it.
 //! * [`inspect`] examines every file. [`DiskUse`] adds up the space that the files take.
 //! * [`Disk`] and [`File`] are the interface to the file system.
@@ -51,6 +51,7 @@ mod notifier;
 mod options;
 mod pending;
 mod probe;
+mod reading;
 mod recovery;
 mod reopen;
 mod retention;
@@ -75,8 +76,9 @@ pub use files::{Kind, LOCK};
 pub use inspect::{FileReport, Report, Verdict, inspect};
 pub use log::{Log, Opened};
 pub use options::{Durability, Options};
-pub use probe::{Probed, probe, probe_room};
-pub use recovery::{Base, Discard, Range, Sink, read};
+pub use probe::{Probed, probe, probe_lock, probe_room};
+pub use reading::read;
+pub use recovery::{Base, Discard, Range, Sink};
 pub use snapshot::Source;
 pub use statehouse_protocol::LogPosition;
 pub use upkeep::{Room, Snapshot, create_from_snapshot, has_log};

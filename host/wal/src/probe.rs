@@ -65,6 +65,36 @@ pub fn probe(path: &Path) -> Result<Probed, Error> {
     Ok(Probed::Present { locked })
 }
 
+/// Checks that a start can open the lock file of a data directory, as far as its kind decides that.
+/// Rights are not checked.
+///
+/// # Errors
+/// [`Error::Io`] like that of a start, if the lock is not a regular file or a link to one.
+pub fn probe_lock(directory: &Path) -> Result<(), Error> {
+    let shown = directory.display().to_string();
+    lock_kind(&directory.join(files::LOCK)).map_err(Error::io("open the lock file of", &shown))
+}
+
+fn lock_kind(lock: &Path) -> io::Result<()> {
+    match fs::metadata(lock) {
+        Ok(about) if about.is_file() => Ok(()),
+        Ok(about) if about.is_dir() => Err(Errno::ISDIR.into()),
+        Ok(_) => Err(io::Error::other("it is not a regular file")),
+        Err(error) if error.kind() == ErrorKind::NotFound => match fs::read_link(lock) {
+            // A start creates the target of a link in an existing directory.
+            Ok(target) => {
+                let target = lock.with_file_name(target);
+                fs::metadata(target.parent().unwrap_or(&target)).map(drop)
+            }
+            // A start creates the file.
+            Err(_) => Ok(()),
+        },
+        // Rights are missing.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Checks the rights to a file that a start needs.
 fn check_file(kind: Kind, file: &Path) -> Result<(), Error> {
     let shown = file.display().to_string();
@@ -224,6 +254,31 @@ mod tests {
         assert_eq!(probe(&path).unwrap(), Probed::Present { locked: true });
         drop(directory);
         assert_eq!(probe(&path).unwrap(), Probed::Present { locked: false });
+    }
+
+    /// Regression: `serve --check` found no problem with such a lock.
+    #[test]
+    fn lock_that_a_start_cannot_open_is_refused_with_its_error() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path();
+        let lock = path.join(files::LOCK);
+        let open = || Directory::open(path).map(drop);
+        probe_lock(path).unwrap();
+        fs::create_dir(&lock).unwrap();
+        let found = [probe_lock(path), open()].map(|it| it.unwrap_err().to_string());
+        assert_eq!(found[0], found[1]);
+        fs::remove_dir(&lock).unwrap();
+        let link = |target: &str| std::os::unix::fs::symlink(target, &lock).unwrap();
+        link("missing/lock");
+        let found = [probe_lock(path), open()].map(|it| it.unwrap_err().to_string());
+        assert_eq!(found[0], found[1]);
+        fs::remove_file(&lock).unwrap();
+        link("other");
+        // The first start creates the target.
+        for _ in 0..2 {
+            probe_lock(path).unwrap();
+            open().unwrap();
+        }
     }
 
     #[test]

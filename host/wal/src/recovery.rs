@@ -11,8 +11,6 @@
 //! `newest`, and the marker of a clean close. Only records after the last witness may be missing.
 
 use std::io;
-use std::thread;
-use std::time::Duration;
 
 use crate::disk::{Disk, File, Unreadable, read_whole};
 use crate::error::{Damage, Error, is_unreadable, unreadable_reason};
@@ -32,6 +30,9 @@ pub trait Sink {
     /// Receives a record after the position at which the snapshot began, in order. The blocks may
     /// already contain its effect. An error ends the reading.
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String>;
+    /// Receives the damage before which no history was read, after the last record. Only a read
+    /// from [`Base::Oldest`] on reports it, and only if there is such damage.
+    fn gap(&mut self, _damage: &Damage) {}
 }
 
 /// A sink that discards everything.
@@ -52,7 +53,8 @@ impl Sink for Discard {
 /// The state at which reading begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// The oldest state that is available.
+    /// The oldest state that is available. History before damage that a newer snapshot covers is
+    /// not; see [`Sink::gap`].
     Oldest,
     /// The newest snapshot.
     Newest,
@@ -80,6 +82,8 @@ pub(crate) struct Recovered {
     pub(crate) links: Vec<Link>,
     /// Numbers of the segments before these, from which a break separates them.
     pub(crate) severed: Vec<u64>,
+    /// The damage that is this break.
+    pub(crate) broken: Option<Damage>,
     pub(crate) snapshots: Vec<SnapshotInfo>,
     /// Snapshots that cannot be used, with the reason.
     pub(crate) damaged: Vec<(u64, Damage)>,
@@ -96,7 +100,7 @@ pub(crate) struct Recovered {
     pub(crate) bytes: u64,
 }
 
-struct Plan {
+pub(crate) struct Plan {
     survey: Survey,
     chain: Chain,
     store: StoreId,
@@ -141,7 +145,7 @@ fn snapshot_info(file: &dyn File, position: u64, store: StoreId) -> Result<Snaps
 }
 
 /// Reads names and headers. Returns `None` if the directory holds no log.
-fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
+pub(crate) fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
     let mut survey = Survey::of(disk)?;
     let chain = Chain::of(disk, &survey)?;
     let Some(last) = chain.links.last() else {
@@ -202,7 +206,7 @@ fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
 pub(crate) fn recover(disk: &dyn Disk, sink: &mut dyn Sink) -> Result<Option<Recovered>, Error> {
     match plan(disk)? {
         Some(plan) => plan
-            .read(disk, Base::Newest, LogPosition::END, sink)
+            .read(disk, Base::Newest, 0, LogPosition::END, sink)
             .map(Some),
         None => Ok(None),
     }
@@ -210,19 +214,17 @@ pub(crate) fn recover(disk: &dyn Disk, sink: &mut dyn Sink) -> Result<Option<Rec
 
 impl Plan {
     /// The snapshots to begin with, best first. `None` in the list stands for the empty state,
-    /// which is possible only if the log still holds record 1.
-    fn candidates(&self, base: Base) -> Vec<Option<SnapshotInfo>> {
+    /// which is possible only if the log still holds record 1. Each candidate needs no segment up
+    /// to the number `after`.
+    fn candidates(&self, base: Base, after: u64) -> Vec<Option<SnapshotInfo>> {
+        let links = &self.chain.links;
+        let is_later = |at: usize| links.get(at).is_some_and(|it| it.header.number > after);
         let reached = self
             .snapshots
             .iter()
-            .filter(|info| self.chain.reach(info.position).is_some());
+            .filter(|info| self.chain.reach(info.position).is_some_and(is_later));
         let mut candidates: Vec<_> = reached.copied().map(Some).collect();
-        if self
-            .chain
-            .links
-            .first()
-            .is_some_and(|link| link.header.position == 1)
-        {
+        if links.first().is_some_and(|link| link.header.position == 1) && is_later(0) {
             candidates.insert(0, None);
         }
         match base {
@@ -236,14 +238,16 @@ impl Plan {
         candidates
     }
 
-    fn read(
+    /// Reads the log up to a record, without the segments up to the number `after`.
+    pub(crate) fn read(
         mut self,
         disk: &dyn Disk,
         base: Base,
+        after: u64,
         until: LogPosition,
         sink: &mut dyn Sink,
     ) -> Result<Recovered, Error> {
-        let mut candidates = self.candidates(base).into_iter();
+        let mut candidates = self.candidates(base, after).into_iter();
         let start = loop {
             match candidates.next() {
                 None => return Err(self.no_base(base)),
@@ -256,7 +260,7 @@ impl Plan {
                     match snapshot::read(&*file, &mut |block| sink.block(block)) {
                         Ok(_) => break Some(info),
                         Err(Fault::Damaged { offset, reason }) => {
-                            tracing::warn!(file = %name, offset, reason, "the snapshot is damaged; an older one is read instead");
+                            tracing::warn!(file = %name, offset, reason, "the snapshot is damaged; another one is read instead");
                             self.snapshots
                                 .retain(|other| other.position != info.position);
                             self.damaged
@@ -368,6 +372,7 @@ impl Plan {
             store: self.store,
             links: self.chain.links,
             severed: self.survey.segments.range(..first).copied().collect(),
+            broken: self.chain.broken,
             snapshots: self.snapshots,
             damaged: self.damaged,
             range,
@@ -551,45 +556,4 @@ impl Replay {
         self.witness = self.witness.max(rest.synced);
         Ok(())
     }
-}
-
-/// Reads a log from a base up to a record, also while another process writes to it. If the writer
-/// recycles a file that is being read, [`Sink::reset`] is called and reading starts again. Fails
-/// with [`Error::NotRetained`] if the log does not reach back that far, with [`Error::Damaged`],
-/// and with [`Error::Moved`] if the log is recycled faster than it is read.
-pub fn read(
-    disk: &dyn Disk,
-    base: Base,
-    until: LogPosition,
-    sink: &mut dyn Sink,
-) -> Result<Range, Error> {
-    let mut before = None;
-    for _ in 0..limits::READ_ATTEMPTS_MAX {
-        let outcome = match plan(disk) {
-            Ok(Some(plan)) => plan
-                .read(disk, base, until, sink)
-                .map(|recovered| recovered.range),
-            Ok(None) => Ok(Range {
-                base: LogPosition::NONE,
-                base_ms: 0,
-                complete: LogPosition::NONE,
-                end: LogPosition::NONE,
-            }),
-            Err(error) => Err(error),
-        };
-        match outcome {
-            Err(Error::Moved) => before = None,
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                before = None
-            }
-            // A frame that is being written also looks like damage, but not at the second attempt.
-            Err(Error::Damaged(damage)) if before.as_ref() != Some(&damage) => {
-                before = Some(damage)
-            }
-            outcome => return outcome,
-        }
-        sink.reset();
-        thread::sleep(Duration::from_millis(limits::READ_RETRY_MS));
-    }
-    Err(Error::Moved)
 }

@@ -43,6 +43,10 @@ pub(crate) fn prepare(
             .filter(|info| info.position + 1 >= first),
     );
     catalogue.severed = severed(disk, recovered, first);
+    if let Some(damage) = &recovered.broken {
+        let unread = catalogue.severed.len();
+        tracing::warn!(file = %damage.file, reason = damage.reason, unread, "the history before this file cannot be read, and its files count as the oldest history; the state of the store is complete");
+    }
 
     // The copy below needs room as well.
     catalogue

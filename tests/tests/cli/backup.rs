@@ -8,17 +8,19 @@ use std::{
         net::UnixListener,
     },
     path::Path,
+    process::Command,
     thread,
     time::Duration,
 };
 
 use statehouse_tests::{
-    Answer, Client, Connect, Hlc, Property, Publish, Request, Server, Store, policies, property,
+    Answer, Client, Connect, Hlc, Property, Publish, Request, Server, Store, binary, command,
+    policies, property,
 };
 
 use crate::{
     ask, ask_with,
-    data_directory::{data, files, flip},
+    data_directory::{data, files, flip, run_checked},
 };
 
 fn resume(server: &Server, id: &str) -> Client {
@@ -332,6 +334,27 @@ fn keys_with_the_longest_fencing_token_are_exported() {
     ask(&target, &["del", "fenced"]).code(4);
 }
 
+/// Regression: a pipe was reported as a damaged backup.
+#[test]
+fn restore_of_a_pipe_a_device_or_a_directory_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let made = Command::new("mkfifo").arg(path.join("pipe")).status();
+    assert!(made.unwrap().success());
+    let special = "it is a device, a pipe or a socket: name a file";
+    for (file, what) in [
+        ("pipe", special),
+        ("/dev/null", special),
+        (".", "it is a directory: name a file in it"),
+    ] {
+        for to in [&["--check"][..], &["--data", "new"]] {
+            let restore = [&["restore", file][..], to].concat();
+            run_checked(path, &restore).code(2).says(what);
+        }
+    }
+    assert!(!path.join("new").exists());
+}
+
 /// Otherwise a start after an interrupted restore would begin a new, empty store.
 #[test]
 fn interrupted_restore_is_no_store_and_can_be_repeated() {
@@ -484,6 +507,21 @@ fn backup_inside_the_data_directory_is_refused() {
     server.restart();
     let value = server.store("client").get("key");
     assert_eq!(value, Some(b"value".to_vec()));
+}
+
+/// Regression: the signal of this limit ended the command without a word.
+#[test]
+fn snapshot_beyond_the_limit_of_file_sizes_names_it() {
+    let server = Server::restartable(&[]);
+    server.store("client").set("key", vec![b'x'; 8192]);
+    let mut snapshot = Command::new("prlimit");
+    snapshot.arg("--fsize=4096").arg(binary::statehouse());
+    snapshot.args(["snapshot", "backup"]);
+    snapshot.current_dir(server.directory());
+    command::finish(snapshot, b"")
+        .code(3)
+        .says("file too large");
+    assert!(!server.directory().join("backup").exists());
 }
 
 /// A module that cannot be written says nothing about the backup.

@@ -1,7 +1,7 @@
 //! Tests `statehouse doctor` on intact data directories and on directories with various kinds of
 //! damage. Doctor must report all damage, and must never change the directory.
 
-use std::fs;
+use std::{fs, os::unix::fs::symlink};
 
 use serde_json::Value;
 use statehouse_tests::{Ran, Server, policies};
@@ -388,6 +388,37 @@ fn name_of_the_store_that_a_start_refuses_is_reported() {
             .says("mqtt-client-id contains no MQTT client id");
     }
     fs::remove_file(&file).unwrap();
+    server.run(&["doctor"]).code(0);
+}
+
+/// Regression: it said that all is well.
+#[test]
+fn lock_and_policies_that_a_start_refuses_are_reported() {
+    let mut server = filled(1);
+    server.stop();
+    let [lock, policies] = ["lock", "policies"].map(|it| data(&server).join(it));
+    let refused = |what: &str| {
+        let ran = server.run(&["doctor"]).code(1);
+        ran.prints(&["WRONG", "a start refuses this", what]);
+        let serve = ["serve", "--listen", "127.0.0.1:0"];
+        let check = [&serve[..], &["--check"]].concat();
+        for command in [&check[..], &serve] {
+            server.run(command).code(2).says(what);
+        }
+    };
+    fs::remove_file(&lock).unwrap();
+    fs::create_dir(&lock).unwrap();
+    refused("cannot open the lock file of ");
+    fs::remove_dir(&lock).unwrap();
+    symlink("missing/lock", &lock).unwrap();
+    refused("cannot open the lock file of ");
+    fs::remove_file(&lock).unwrap();
+    if policies.exists() {
+        fs::remove_dir_all(&policies).unwrap();
+    }
+    fs::write(&policies, "a file").unwrap();
+    refused("File exists");
+    fs::remove_file(&policies).unwrap();
     server.run(&["doctor"]).code(0);
 }
 

@@ -1,12 +1,13 @@
 //! Tests commands on a data directory without the beginning of its history. The server has replaced
-//! the beginning by snapshots, and the commands must say that the history is incomplete.
+//! the beginning by snapshots, or it is damaged, and the commands must say that the history is
+//! incomplete.
 
 use std::{thread, time::Duration};
 
 use serde_json::Value;
-use statehouse_tests::{Hlc, Server};
+use statehouse_tests::{Hlc, Server, wait::until};
 
-use crate::data_directory::{data, files};
+use crate::data_directory::{data, files, find, flip};
 
 /// The server must remove its first segment within this many rounds of one megabyte.
 const ROUNDS_MAX: usize = 100;
@@ -117,4 +118,72 @@ fn shortened_history_is_exact_and_reported_as_such() {
         .code(0)
         .object();
     assert_eq!(found["holds"]["keys"], 3);
+}
+
+/// Writes until a snapshot covers the first segment, and stops the server. Returns the version of
+/// the first value of the key `key`, which has another value in the snapshot.
+fn with_covered_segment() -> (Server, Hlc) {
+    // A quarter of it is the log between two snapshots.
+    let mut server = Server::restartable(&[("history_bytes", "32MiB")]);
+    let mut store = server.store("client");
+    let first = store.set("key", "the first value");
+    store.set("key", "the second value");
+    for _ in 0..120 {
+        store.set("large", vec![b'x'; 100_000]);
+    }
+    until("a snapshot", || {
+        !files(&data(&server), "snapshot").is_empty()
+    });
+    store.set("key", "the last value");
+    drop(store);
+    server.stop();
+    (server, first)
+}
+
+/// Regression: all history was refused like damage to the newest state, although the store started.
+/// History after a break in the log was reported as removed.
+#[test]
+fn history_begins_after_its_damage_and_names_it() {
+    let (mut server, first) = with_covered_segment();
+    let segment = data(&server).join("000000000001.log");
+    let value_at = find(&segment, b"the first value");
+    for (at, reason) in [
+        (value_at, "a frame is damaged"),
+        (0, "its header is damaged"),
+    ] {
+        flip(&segment, at);
+        let lines = server.run(&["history", "key", "--json"]).code(0).objects();
+        let (beginning, changes) = lines.split_last().unwrap();
+        assert_eq!(changes[0]["value"], "the last value");
+        let damage = beginning["damage"].as_str().unwrap();
+        assert!(
+            damage.starts_with("000000000001.log is damaged at byte "),
+            "{damage}"
+        );
+        assert!(damage.ends_with(reason), "{damage}");
+        let text = server.run(&["history", "key"]).code(0).text();
+        let named = format!("; earlier changes cannot be read: {damage}\n");
+        assert!(text.ends_with(&named), "{text}");
+
+        let moment = first.to_string();
+        let value = server.run(&["get", "key", "--as-of", &moment]).code(2);
+        value.says("cannot be read: 000000000001.log is damaged");
+        let value = server.run(&["get", "key", "--as-of", "0s"]).code(0);
+        assert_eq!(value.text(), "the last value");
+        for replay in [&["replay"][..], &["replay", "--from", "1"]] {
+            let replay = server.run(replay).code(0);
+            replay.says("earlier records cannot be read: 000000000001.log is damaged");
+        }
+        let found = server.run(&["doctor", "--json"]).code(1).object();
+        let problems = found["problems"].to_string();
+        assert!(
+            problems.contains("the history before record "),
+            "{problems}"
+        );
+        assert!(found["history"]["from_record"].as_u64().unwrap() > 1);
+        assert!(found["refused"].is_null(), "{found:#}");
+    }
+    server.restart();
+    let warning = server.wait_for_log("the history before this file cannot be read");
+    assert!(warning.contains("000000000001.log"), "{warning}");
 }

@@ -28,6 +28,11 @@ fn write(key: &'static str, value: Option<&'static str>, wall: u64, expires: Opt
     })
 }
 
+fn too_old(since_ms: u64) -> AsOf {
+    let damage = None;
+    AsOf::TooOld { since_ms, damage }
+}
+
 /// A request whose only write is this one, at the wall of its version.
 fn handled(write: &Write) -> Handled {
     let version = write.version();
@@ -89,6 +94,8 @@ fn recorded(record: impl FnOnce(&mut Recorder)) -> Vec<Vec<u8>> {
 struct TestJournal {
     blocks: Vec<Vec<u8>>,
     records: Vec<Vec<u8>>,
+    /// The damage before the snapshot.
+    damage: Option<Damage>,
 }
 
 impl TestJournal {
@@ -110,7 +117,11 @@ impl TestJournal {
             }
         }
         let records = writes.iter().flat_map(request_record).collect();
-        Self { blocks, records }
+        Self {
+            blocks,
+            records,
+            damage: None,
+        }
     }
 
     /// Adds the record of a new deadline of a key.
@@ -151,6 +162,9 @@ impl TestJournal {
             for (record, position) in self.records.iter().zip(1..) {
                 sink.record(LogPosition(position), record)?;
             }
+            if let Some(damage) = &self.damage {
+                sink.gap(damage);
+            }
         }
         Ok(())
     }
@@ -182,10 +196,7 @@ fn write_in_the_snapshot_hides_the_entry_before_it() {
     assert_eq!((history.count, history.since_ms), (2, Some(150)));
     assert!(history.before.is_none() && !history.absent_before);
     for moment in [Moment::Version(stamp(149)), Moment::Time(149)] {
-        assert_eq!(
-            journal.as_of("k", moment),
-            Err(AsOf::TooOld { since_ms: 200 })
-        );
+        assert_eq!(journal.as_of("k", moment), Err(too_old(200)));
     }
     for at in [150, 250] {
         for moment in [Moment::Version(stamp(at)), Moment::Time(at)] {
@@ -227,7 +238,7 @@ fn snapshot_entry_is_certain_from_its_version_on() {
         }
     }
     let old = journal.as_of("k", Moment::Time(49));
-    assert_eq!(old, Err(AsOf::TooOld { since_ms: 200 }));
+    assert_eq!(old, Err(too_old(200)));
 }
 
 #[test]
@@ -235,10 +246,7 @@ fn key_missing_in_the_snapshot_is_absent_from_its_end_on() {
     let journal = TestJournal::new(&[], Some(200), &[write("k", Some("v"), 300, None)]);
     let history = journal.history("k");
     assert!(history.before.is_none() && history.absent_before);
-    assert_eq!(
-        journal.as_of("k", Moment::Time(199)),
-        Err(AsOf::TooOld { since_ms: 200 })
-    );
+    assert_eq!(journal.as_of("k", Moment::Time(199)), Err(too_old(200)));
     assert_eq!(journal.as_of("k", Moment::Time(200)), Ok(None));
     assert_eq!(journal.as_of("k", Moment::Version(stamp(299))), Ok(None));
     assert_eq!(
@@ -281,8 +289,35 @@ fn version_ahead_of_the_snapshot_counts_from_its_end_on() {
     let journal = TestJournal::new(&[write("k", Some("v"), 260, None)], Some(210), &[]);
     assert_eq!(journal.as_of("k", Moment::Time(210)), Ok(Some("v".into())));
     assert_eq!(journal.as_of("k", Moment::Time(259)), Ok(Some("v".into())));
-    let too_old = journal.as_of("k", Moment::Time(209));
-    assert_eq!(too_old, Err(AsOf::TooOld { since_ms: 210 }));
+    let before = journal.as_of("k", Moment::Time(209));
+    assert_eq!(before, Err(too_old(210)));
+}
+
+/// Regression: it was reported like history that was removed.
+#[test]
+fn damage_before_the_history_is_reported() {
+    let snapshot = [write("k", Some("before"), 150, None)];
+    let mut journal = TestJournal::new(
+        &snapshot,
+        Some(200),
+        &[write("k", Some("after"), 300, None)],
+    );
+    journal.damage = Some(Damage {
+        file: "000000000003.log".to_owned(),
+        offset: Some(64),
+        reason: "a frame is damaged".to_owned(),
+        lost_from: None,
+        lost_to: None,
+    });
+    let place = "000000000003.log is damaged at byte 64: a frame is damaged";
+    assert_eq!(journal.history("k").damage.as_deref(), Some(place));
+    let too_old = AsOf::TooOld {
+        since_ms: 200,
+        damage: Some(place.to_owned()),
+    };
+    assert_eq!(journal.as_of("k", Moment::Time(100)), Err(too_old));
+    let after = journal.as_of("k", Moment::Time(300));
+    assert_eq!(after, Ok(Some("after".to_owned())));
 }
 
 #[test]

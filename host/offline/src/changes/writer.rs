@@ -79,7 +79,8 @@ impl Writer {
             }
             KeyEvent::SnapshotEnd { .. }
             | KeyEvent::RecordEnd { .. }
-            | KeyEvent::Deadline { .. } => {}
+            | KeyEvent::Deadline { .. }
+            | KeyEvent::Gap(_) => {}
         };
         reading(&mut KeyReader::of(key, &mut visit))?;
         Ok(writer)

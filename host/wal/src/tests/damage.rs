@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::files;
 use crate::segment::{Frames, Header, Magic};
-use crate::{Verdict, inspect};
+use crate::{Base, Verdict, inspect, read};
 
 /// Segments, two snapshots, spares and stale content of recycled segments.
 fn directory(close: bool) -> (Simulation, Vec<Vec<u8>>, u64) {
@@ -225,6 +225,62 @@ fn files_before_a_break_are_removed_as_history() {
         assert_eq!(before(&disk), left, "{history_bytes} {history_ms} {now_ms}");
         let (.., records) = open(&disk.kill(), small()).expect("opens");
         assert!(records.list() == list);
+    }
+}
+
+/// Regression: one damaged byte made all history unreadable, although the store started.
+#[test]
+fn history_begins_after_damage_that_a_snapshot_covers() {
+    let options = || Options {
+        history_bytes: u64::MAX,
+        history_ms: u64::MAX,
+        ..small()
+    };
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, options()).expect("opens");
+    let mut list = Vec::new();
+    // Three records per segment, and a snapshot after every fifth.
+    for round in 0..40 {
+        list.push(vec![round as u8; 1000]);
+        log.append(&[&list[list.len() - 1]]).expect("small");
+        log.commit().expect("no faults");
+        if round % 5 == 4 {
+            snapshot(&log, &list, round).expect("no faults");
+        }
+    }
+    let disk = disk.kill();
+    let oldest = |disk: &Simulation| {
+        let mut records = Records::default();
+        let range = read(disk, Base::Oldest, LogPosition::END, &mut records);
+        range.map(|range| (range.base.0, records))
+    };
+    let (base, records) = oldest(&disk).expect("whole");
+    assert_eq!((base, records.gap), (0, None));
+
+    // A byte of a frame or of the header. Segment 6 holds the records 16 to 18.
+    for (segments, at) in [(&[6][..], 100), (&[3, 6][..], 100), (&[6][..], 0)] {
+        let disk = disk.fork();
+        for segment in segments {
+            let name = files::segment(*segment);
+            let mut content = disk.content(&name).expect("listed");
+            content[at] ^= 1;
+            disk.put(&name, &content);
+        }
+        let (base, mut records) = oldest(&disk).expect("a snapshot covers the damage");
+        let gap = records.gap.take().expect("reported");
+        assert_eq!((base, gap.file), (20, files::segment(6)), "{segments:?}");
+        assert!(records.list() == list);
+        assert!(open(&disk.fork(), options()).is_ok());
+
+        // Without these snapshots, the end of the log cannot be read.
+        for position in [20, 25, 30, 35, 40] {
+            disk.remove(&files::snapshot(position)).expect("listed");
+        }
+        let damage = match oldest(&disk).map(|(base, _)| base) {
+            Err(Error::Damaged(damage)) => damage,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(damage.file, files::segment(6));
     }
 }
 

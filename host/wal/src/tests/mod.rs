@@ -22,13 +22,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::simulation::{Dice, Simulation};
-use crate::{Disk, Error, Log, LogPosition, Opened, Options, Sink, Snapshot, Source};
+use crate::{Damage, Disk, Error, Log, LogPosition, Opened, Options, Sink, Snapshot, Source};
 
 /// A store that keeps every record with its position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Records {
     by_position: BTreeMap<u64, Vec<u8>>,
     resets: u32,
+    gap: Option<Damage>,
 }
 
 impl Sink for Records {
@@ -47,6 +48,10 @@ impl Sink for Records {
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         self.by_position.insert(position.0, record.to_vec());
         Ok(())
+    }
+
+    fn gap(&mut self, damage: &Damage) {
+        self.gap = Some(damage.clone());
     }
 }
 

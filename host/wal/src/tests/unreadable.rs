@@ -10,7 +10,7 @@ use crate::error::is_unreadable;
 use crate::files;
 use crate::simulation::BLOCK_BYTES;
 use crate::survey::Survey;
-use crate::{Base, Damage, File, Verdict, inspect, read};
+use crate::{Base, File, Verdict, inspect, read};
 
 /// Four blocks per segment, and all history.
 fn options() -> Options {
@@ -143,26 +143,28 @@ fn unreadable_end_of_the_last_frame_is_damage() {
 }
 
 #[test]
-fn unreadable_block_of_needed_history_is_damage() {
-    let (disk, ..) = written();
+fn unreadable_block_shortens_history_to_the_next_snapshot() {
+    let (disk, _, list) = written();
     disk.break_block(&files::segment(2), BLOCK_BYTES);
-    let oldest = read(
-        &disk,
-        Base::Oldest,
-        LogPosition::END,
-        &mut Records::default(),
-    );
-    let damage = match oldest {
-        Err(Error::Damaged(damage)) => damage,
-        other => panic!("{other:?}"),
-    };
+    let mut records = Records::default();
+    let range = read(&disk, Base::Oldest, LogPosition::END, &mut records).expect("a snapshot");
+    assert_eq!((range.base, range.end), (LogPosition(32), LogPosition(40)));
+    let damage = records.gap.take().expect("reported");
+    assert!(records.list() == list);
     assert_eq!(
-        (damage.file, damage.offset),
-        (files::segment(2), Some(BLOCK_BYTES as u64))
+        (&damage.file, damage.offset),
+        (&files::segment(2), Some(BLOCK_BYTES as u64))
     );
     assert_eq!(
         (damage.lost_from, damage.lost_to),
         (Some(LogPosition(19)), Some(LogPosition(30)))
+    );
+    // No snapshot replaces the block for an earlier state.
+    let base = Base::Before(LogPosition(25));
+    let earlier = read(&disk, base, LogPosition(25), &mut Records::default());
+    assert!(
+        matches!(&earlier, Err(Error::Damaged(found)) if *found == damage),
+        "{earlier:?}"
     );
 }
 
