@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::access::{Access, ClusterError, always};
 use crate::clock::Clock;
-use crate::engine::{Engine, KeyRange, Status};
+use crate::engine::{Engine, EngineError, KeyRange, Status};
 use crate::head::{Head, LOG_FORMAT};
 use crate::host::RETRY;
 use crate::keys::Keys;
@@ -90,11 +90,15 @@ impl Report {
     }
 
     fn failed(&mut self, error: &ClusterError) {
-        let advice = "check the addresses, the certificates and the network";
-        let advice = if matches!(error, ClusterError::Engine { .. }) {
-            advice
-        } else {
-            ""
+        let advice = match error {
+            ClusterError::Engine {
+                error: EngineError::Unknown(_),
+                ..
+            } => {
+                "check the addresses, the certificates and the network: a round trip to most servers of etcd must take well below 0.5 s"
+            }
+            ClusterError::Engine { .. } => "check the addresses, the certificates and the network",
+            _ => "",
         };
         self.add(Severity::Failure, error.to_string(), advice);
     }
@@ -484,6 +488,20 @@ mod tests {
         }
         // In use, so that a defragmentation would not help.
         assert!(!room(1_638, Some(10)).1.contains("defrag"));
+    }
+
+    #[test]
+    fn advice_names_latency_if_no_answer_is_in_time() {
+        let advice = |error| {
+            let mut report = Report::default();
+            let what = "reading the head";
+            report.failed(&ClusterError::Engine { what, error });
+            report.to_string()
+        };
+        let late = advice(EngineError::Unknown("no answer within 500ms".into()));
+        assert!(late.contains("a round trip to most servers"), "{late}");
+        let refused = advice(EngineError::Refused("permission denied".into()));
+        assert!(!refused.contains("round trip"), "{refused}");
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub struct Figures {
     takeovers: [AtomicU64; 3],
     /// Times from append to commit.
     appends: Mutex<Histogram>,
-    /// Whether the engine answered the last call.
+    /// Whether the engine answered the last call that needs its majority.
     is_answered: AtomicBool,
     /// The number of the newest leadership.
     epoch: AtomicU64,
@@ -86,7 +86,7 @@ impl Figures {
         self.lock().clone()
     }
 
-    /// Whether the engine answered the last call of this host.
+    /// Whether the engine answered the last call of this host that needs its majority.
     #[must_use]
     pub fn reaches_log(&self) -> bool {
         self.is_answered.load(Relaxed)

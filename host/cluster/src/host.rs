@@ -111,13 +111,19 @@ impl Host {
     /// One attempt of a call. Every refused write begins the search for room: without a leader the
     /// challenge of a follower is the only one.
     pub(crate) async fn attempt<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
-        let limit = self.options.timing.attempt;
-        let result = attempt(&*self.engine, &*self.clock, limit, call).await;
+        let result = self.ask_server(call).await;
         self.figures.answered(&result);
         if matches!(result, Err(EngineError::NoSpace)) {
             self.fullness.found();
         }
         result
+    }
+
+    /// One attempt of a call that one server answers alone, also without a majority of the engine.
+    /// So its result does not say whether this host reaches the log.
+    pub(crate) async fn ask_server<T>(&self, call: Call<'_, T>) -> Result<T, EngineError> {
+        let limit = self.options.timing.attempt;
+        attempt(&*self.engine, &*self.clock, limit, call).await
     }
 
     /// One attempt of a call with a long answer, or one that takes long.

@@ -161,7 +161,7 @@ pub use head::{Chain, HEAD_FORMAT, Head, Id, LOG_FORMAT, SnapshotInfo, store_nam
 pub use leader::{LeaderLog, NotLeading, TooLarge};
 pub use member::Member;
 pub use modules::{ModuleInfo, Modules};
-pub use operations::{OperationError, Upgraded, check_successor, upgrade};
+pub use operations::{OperationError, Upgraded, check_reach, check_successor, upgrade};
 #[cfg(any(test, feature = "simulation"))]
 pub use options::Broken;
 pub use options::{Options, Reads, Sizes, Timing, check_cluster_name};

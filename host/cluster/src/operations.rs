@@ -1,12 +1,14 @@
-//! What a leader does for operators: it checks a successor before a handover, and raises the format
-//! of the log.
+//! What a leader does for operators: it checks the log and a successor before a handover, and
+//! raises the format of the log.
 //!
-//! Both look at the records of members, which can be late. A wrong record must do no harm: a
-//! successor that does not take over is a delay, and a host that cannot read the log stops.
+//! The check of a successor and the upgrade look at the records of members, which can be late. A
+//! wrong record must do no harm: a successor that does not take over is a delay, and a host that
+//! cannot read the log stops.
 
-use crate::access::ClusterError;
+use crate::access::{Access, ClusterError};
 use crate::clock::Clock;
 use crate::engine::Engine;
+use crate::keys::Keys;
 use crate::leader::{LeaderLog, NotLeading};
 use crate::presence::{MemberEntry, Role, members};
 
@@ -31,6 +33,22 @@ pub enum Upgraded {
     Unchanged(u16),
     /// The log may contain this format from now on.
     Raised(u16),
+}
+
+/// Checks that the log can be reached: reads the head, which needs the majority of the engine.
+/// Fails with a [`ClusterError`] after some seconds if not, or if the head cannot be read.
+pub async fn check_reach(
+    engine: &dyn Engine,
+    clock: &dyn Clock,
+    cluster: &str,
+) -> Result<(), ClusterError> {
+    let keys = Keys::new(cluster);
+    let access = Access {
+        engine,
+        clock,
+        keys: &keys,
+    };
+    access.head().await.map(drop)
 }
 
 /// Checks that a member can lead after the leadership `epoch`: it follows and lacks no module.

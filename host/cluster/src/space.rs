@@ -139,7 +139,7 @@ impl Shrinking {
 /// Makes room once. Returns false if the engine is still full.
 async fn make_room(host: &Host, shrinking: &mut Shrinking) -> Result<bool, EngineError> {
     let engine = &*host.engine;
-    if !host.attempt(engine.status()).await?.is_full() {
+    if !host.ask_server(engine.status()).await?.is_full() {
         return Ok(true);
     }
     let value = host.get_head().await?;
@@ -154,7 +154,7 @@ async fn make_room(host: &Host, shrinking: &mut Shrinking) -> Result<bool, Engin
     }
     let limit = host.options.timing.shrink;
     attempt(engine, &*host.clock, limit, engine.shrink(newest)).await?;
-    let status = host.attempt(engine.status()).await?;
+    let status = host.ask_server(engine.status()).await?;
     let quota = status.quota_bytes.unwrap_or(host.options.sizes.quota_bytes);
     if status.file_bytes >= quota / 16 * limits::DISARMED_SIXTEENTHS_MAX {
         return Ok(false);

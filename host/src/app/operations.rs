@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use statehouse_cluster::{
-    After, Clock, Engine, Figures, LOG_FORMAT, OperationError, Upgraded, check_successor, upgrade,
+    After, Clock, Engine, Figures, LOG_FORMAT, OperationError, Upgraded, check_reach,
+    check_successor, upgrade,
 };
 
 use tokio::time::{sleep, timeout};
@@ -60,6 +61,9 @@ impl Leadership for Operations {
     fn hand_over(&self, to: Option<String>) -> Operation<'_> {
         Box::pin(async move {
             let changes = to.as_ref() != Some(&self.host);
+            if changes {
+                self.check_log().await?;
+            }
             match &to {
                 None => self.check_followers().await?,
                 Some(to) if changes => self.check(to).await?,
@@ -87,6 +91,17 @@ impl Leadership for Operations {
 }
 
 impl Operations {
+    /// Whether the end of the leadership can be written. Otherwise the host would serve no client
+    /// until etcd has a majority, and no other host would lead.
+    async fn check_log(&self) -> Result<(), ClusterRefusal> {
+        let reached = check_reach(&*self.engine, &*self.clock, &self.cluster).await;
+        reached.map_err(|error| {
+            ClusterRefusal::Failed(format!(
+                "this host does not reach the log of its cluster, so it still leads ({error}): try again when etcd answers"
+            ))
+        })
+    }
+
     /// Whether another host can lead next.
     async fn check_followers(&self) -> Result<(), ClusterRefusal> {
         let linked = async {

@@ -95,6 +95,27 @@ fn handover_without_a_follower_is_refused() {
     assert_eq!(cluster.present_leader(), leader);
 }
 
+/// In an earlier version the host stopped serving at once, and handed over when etcd returned.
+#[test]
+fn handover_without_a_majority_of_etcd_is_refused() {
+    let cluster = Cluster::with(2, 3, &[]);
+    let leader = cluster.present_leader();
+    let data = data(&cluster, leader.host);
+    for server in 0..2 {
+        cluster.etcd.pause(server);
+    }
+    let refused = run(&["cluster", "handover", "--data", &data], b"");
+    for server in 0..2 {
+        cluster.etcd.resume(server);
+    }
+    refused
+        .code(3)
+        .says("this host does not reach the log of its cluster");
+    cluster.etcd.wait_until_ready();
+    cluster.store(leader.host, "writer").set("key", "value");
+    assert_eq!(cluster.present_leader(), leader);
+}
+
 #[test]
 fn handover_at_a_follower_names_the_leader() {
     let cluster = Cluster::start(2);

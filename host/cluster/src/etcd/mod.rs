@@ -173,10 +173,12 @@ fn uses_tls(url: &str) -> bool {
     url.starts_with("https:")
 }
 
-/// The id of the etcd cluster that a server belongs to, and the state.
+/// The id of the etcd cluster that a server belongs to, and the state. Takes one round trip,
+/// because a caller may give up before a second one.
 async fn read_member(server: &Server) -> Result<(u64, Status), EngineError> {
-    let status: StatusResponse = unary(server, STATUS, Empty {}).await?;
-    let list: MemberListResponse = unary(server, MEMBERS, Empty {}).await?;
+    let status = unary::<_, StatusResponse>(server, STATUS, Empty {});
+    let list = unary::<_, MemberListResponse>(server, MEMBERS, Empty {});
+    let (status, list) = tokio::try_join!(status, list)?;
     let cluster = cluster_of(status.header.as_ref());
     let status = Status {
         leads: leads(&status),

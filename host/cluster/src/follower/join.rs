@@ -105,7 +105,7 @@ async fn attempt<'a>(
     read_log(&mut follower, revision, embedder).await?;
     let range = host.keys.followed();
     let watch = host.engine.watch(&range, Revision(revision.0 + 1));
-    let watch = host.attempt(watch).await?;
+    let watch = host.ask_server(watch).await?;
     Ok((follower, watch))
 }
 

@@ -128,7 +128,7 @@ impl Follower<'_> {
                 let from = Revision(value.revision.0 + 1);
                 self.read_head(value)?;
                 let call = self.host.engine.watch(&range, from);
-                match self.host.attempt(call).await {
+                match self.host.ask_server(call).await {
                     Ok(watch) => return Ok(watch),
                     Err(EngineError::Compacted) => self.host.engine.next_endpoint(),
                     // The failed attempt has changed the server.

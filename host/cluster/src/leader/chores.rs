@@ -82,6 +82,8 @@ impl<'a> Chores<'a> {
         loop {
             if let Err(error) = self.watch_challenges(&mut from).await {
                 tracing::debug!("watching for challenges again: {error}");
+                // The engine may have lost its majority, which operators should see now.
+                _ = self.host.get_head().await;
             }
             self.host.clock.sleep(RETRY).await;
         }
@@ -93,7 +95,7 @@ impl<'a> Chores<'a> {
         to.push(0);
         let range = KeyRange { from: key, to };
         let watch = self.host.engine.watch(&range, *from);
-        let watch = match self.host.attempt(watch).await {
+        let watch = match self.host.ask_server(watch).await {
             // The challenges in between are unknown, so they count as one.
             Err(EngineError::Compacted) => {
                 self.log.renew();
@@ -111,19 +113,24 @@ impl<'a> Chores<'a> {
         Ok(())
     }
 
-    /// Asks the engine for its size and its quota. Until the first answer, the quota is the
-    /// configured one, which may be too high.
+    /// Asks the engine for its size and its quota, and reads the head. Until the first answer, the
+    /// quota is the configured one, which may be too high.
     async fn watch_room(&self) -> Infallible {
         loop {
-            let status = self.host.attempt(self.host.engine.status()).await;
-            let is_known = status.is_ok();
+            let status = self.host.ask_server(self.host.engine.status()).await;
+            if let Ok(status) = &status {
+                self.host.fullness.observe(status);
+                self.log.space().reported(status);
+                self.count_after_compaction();
+            }
+            // Unlike the status, this needs the majority: it is the only call of an idle leader
+            // that finds out whether the log can be reached.
+            let newest = self.host.get_head().await.map(|it| it.revision);
+            let is_answered = status.is_ok() && newest.is_ok();
             match status {
                 Ok(status) => {
-                    self.host.fullness.observe(&status);
-                    self.log.space().reported(&status);
-                    self.count_after_compaction();
-                    self.compact_early().await;
-                    if !status.leads {
+                    self.compact_early(newest.ok());
+                    if !status.leads && is_answered {
                         // Without an answer, the present server is as good.
                         _ = self.host.engine.prefer_leader().await;
                     }
@@ -131,7 +138,7 @@ impl<'a> Chores<'a> {
                 Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
             }
             let mut pause = self.host.options.timing.status;
-            if !is_known || self.log.space().is_tight() {
+            if !is_answered || self.log.space().is_tight() {
                 pause /= limits::TIGHT_STATUS_DIVISOR;
             }
             self.host.clock.sleep(limits::REPORT_PACE).await;
@@ -155,16 +162,16 @@ impl<'a> Chores<'a> {
 
     /// With little room the engine is compacted to the last truncation at once: a host that joins
     /// at that moment begins again. Keys that were deleted without a truncation, such as modules,
-    /// are compacted when growth begins to be refused, and after [`limits::JOIN`].
-    async fn compact_early(&self) {
+    /// are compacted when growth begins to be refused, and after [`limits::JOIN`]. `newest` is the
+    /// newest revision, if it is known.
+    fn compact_early(&self, newest: Option<Revision>) {
         if !self.log.space().is_tight() || !self.host.options.compacts {
             let mut compaction = self.locked();
             (compaction.noted, compaction.has_refused) = (None, false);
             return;
         }
-        let newest = match self.host.get_head().await {
-            Ok(value) => value.revision,
-            Err(_) => return,
+        let Some(newest) = newest else {
+            return;
         };
         let now = self.host.now();
         let mut compaction = self.locked();

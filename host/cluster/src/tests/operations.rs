@@ -13,8 +13,8 @@ use crate::codec::Malformed;
 use crate::keys::Keys;
 use crate::simulated::World;
 use crate::{
-    After, Id, LOG_FORMAT, LeaderLog, MemberInfo, Stop, Upgraded, check_successor, limits, members,
-    remove_member, upgrade,
+    After, Id, LOG_FORMAT, LeaderLog, MemberInfo, Stop, Upgraded, check_reach, check_successor,
+    limits, members, remove_member, upgrade,
 };
 
 const SEEDS: u64 = 40;
@@ -78,6 +78,18 @@ fn named_successor_leads_for_every_seed() {
             assert_eq!(figures.takeovers(After::Handover), 1);
         });
     }
+}
+
+#[test]
+fn log_is_reached_only_if_the_engine_answers() {
+    simulate(async {
+        let (world, _hosts) = start(1).await;
+        let (engine, clock) = (world.engine(0), clock());
+        check_reach(&*engine, &*clock, "c").await.unwrap();
+        world.cut(0, true, true);
+        let error = check_reach(&*engine, &*clock, "c").await.unwrap_err();
+        assert!(error.to_string().starts_with("reading the head"), "{error}");
+    });
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
@@ -34,6 +34,8 @@ struct Servers {
     ends: Arc<Notify>,
     /// How long an examination takes.
     examined: Duration,
+    /// Whether the servers have no majority: each answers only what it knows alone.
+    lacks_majority: AtomicBool,
 }
 
 impl Servers {
@@ -44,11 +46,20 @@ impl Servers {
             current: AtomicUsize::new(0),
             ends: Arc::default(),
             examined: Duration::ZERO,
+            lacks_majority: AtomicBool::new(false),
         }
     }
 
-    /// Executes a call if the server in use works.
+    /// Executes a call if there is a majority and the server in use works.
     fn serve<'a, T: Send + 'a>(&self, call: Call<'a, T>) -> Call<'a, T> {
+        if self.lacks_majority.load(Ordering::Relaxed) {
+            return Box::pin(std::future::pending());
+        }
+        self.serve_alone(call)
+    }
+
+    /// Executes a call that needs no majority if the server in use works.
+    fn serve_alone<'a, T: Send + 'a>(&self, call: Call<'a, T>) -> Call<'a, T> {
         let current = self.current.load(Ordering::Relaxed);
         let error = match self.servers[current % self.servers.len()] {
             Server::Works => return call,
@@ -78,7 +89,7 @@ impl Engine for Servers {
     }
 
     fn watch<'a>(&'a self, range: &'a KeyRange, from: Revision) -> Call<'a, Watch> {
-        let call = self.serve(self.engine.watch(range, from));
+        let call = self.serve_alone(self.engine.watch(range, from));
         let ends = Arc::clone(&self.ends);
         Box::pin(async move {
             let mut changes = call.await?;
@@ -106,7 +117,7 @@ impl Engine for Servers {
     }
 
     fn status(&self) -> Call<'_, Status> {
-        self.serve(self.engine.status())
+        self.serve_alone(self.engine.status())
     }
 
     fn examine(&self) -> Call<'_, Vec<Finding>> {
@@ -179,6 +190,37 @@ fn follower_watches_again_although_a_server_is_down() {
                 .wait(|it| it.records.iter().find(|(at, _)| has_it(*at)).map(|_| ()))
                 .await;
         }
+    });
+}
+
+/// In an earlier version an idle leader asked only for what one server knows alone, and said that
+/// it reached the log.
+#[test]
+fn idle_leader_without_a_majority_does_not_reach_the_log() {
+    simulate(async {
+        let world = world(1).await;
+        let servers = Arc::new(Servers::new(&world, &[Server::Works]));
+        let host = Host::start_on(servers.clone(), "a", |_| {});
+        host.leads().await;
+        let figures = host.member.figures();
+        let stays = async |expected: bool| {
+            // Longer than the pause between two questions.
+            for _ in 0..150 {
+                assert_eq!(figures.reaches_log(), expected);
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        sleep(Duration::from_secs(20)).await;
+        stays(true).await;
+        servers.lacks_majority.store(true, Ordering::Relaxed);
+        sleep(Duration::from_secs(12)).await;
+        stays(false).await;
+        // A server creates a watch alone.
+        servers.ends.notify_waiters();
+        stays(false).await;
+        servers.lacks_majority.store(false, Ordering::Relaxed);
+        sleep(Duration::from_secs(3)).await;
+        stays(true).await;
     });
 }
 

@@ -25,7 +25,8 @@ fn answer(path: &str) -> Result<Vec<u8>, &'static str> {
     }
 }
 
-fn send(path: &str, mut respond: SendResponse<Bytes>) {
+/// Answers the call of this path.
+pub(crate) fn send(path: &str, mut respond: SendResponse<Bytes>) {
     let response = Response::builder().header("content-type", "application/grpc");
     let mut stream = respond
         .send_response(response.body(()).unwrap(), false)

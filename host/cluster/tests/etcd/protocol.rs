@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
+use crate::kine::send;
 use crate::nodes::{Nodes, connect, own_address};
 
 fn put(condition: Condition, value: &'static str) -> Transaction {
@@ -53,6 +54,31 @@ async fn transaction_compares_the_value() {
     let status = etcd.status().await.unwrap();
     assert_eq!(status.voters, 1);
     assert!(status.bytes > 0 && status.version.starts_with("3."));
+}
+
+/// The server answers when both requests of a status have arrived. In an earlier version the second
+/// one waited for the answer to the first, so a status took two round trips.
+#[tokio::test]
+async fn status_sends_its_requests_at_the_same_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut connection = h2::server::handshake(stream).await.unwrap();
+        let mut waiting = Vec::new();
+        while let Some(Ok((request, respond))) = connection.accept().await {
+            waiting.push((request, respond));
+            if waiting.len() == 2 {
+                for (request, respond) in waiting.drain(..) {
+                    send(request.uri().path(), respond);
+                }
+            }
+        }
+    });
+    let etcd = Etcd::new(&[url], None).unwrap();
+    let status = timeout(Duration::from_secs(30), etcd.status()).await;
+    let status = status.expect("a request waits for the answer to another one");
+    assert_eq!(status.unwrap().version, "3.5.13");
 }
 
 #[tokio::test]
