@@ -2,9 +2,9 @@
 
 use statehouse_access::rules::{Principal, Rules};
 use statehouse_core::policy::LoadError;
-use statehouse_core::request::Dialect;
-use statehouse_core::store::{Key, Quota, Scope};
-use statehouse_testkit::{Came, Harness, NOW_MS, Publish, Reads, array, transcript};
+use statehouse_testkit::{
+    Came, Change, Dialect, Harness, Key, NOW_MS, Publish, Quota, Reads, Scope, array, transcript,
+};
 
 #[test]
 fn harness_has_a_clock_a_table_and_clients() {
@@ -28,6 +28,7 @@ fn harness_has_a_clock_a_table_and_clients() {
         Some("001700000000001:00001:StateStore")
     );
     assert!(answer.same_for_duplicate && answer.writes.len() == 1);
+    assert!(matches!(&answer.writes[0].change, Change::Set(entry) if entry.value() == b"v"));
     assert_eq!(answer.notifications.len(), 1);
     assert_eq!(answer.notifications[0].client, "watcher");
     assert_eq!(it.advance(499).notifications, []);

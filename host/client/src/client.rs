@@ -99,8 +99,10 @@ impl Client {
     /// Connects and subscribes to the responses.
     ///
     /// # Errors
-    /// [`Error::Transport`] if the broker cannot be reached, [`Error::Rejected`] if it does not
-    /// grant the subscription, [`Error::Invalid`] if the client id or a certificate is invalid.
+    /// [`Error::Transport`] if the broker cannot be reached, [`Error::Denied`] if it refuses the
+    /// client, [`Error::Rejected`] if it does not grant the subscription, [`Error::Closed`] if
+    /// another client takes over the session meanwhile, [`Error::Invalid`] if the client id, a
+    /// certificate or the path of the WebSocket is invalid.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let client_id = options.resolve_client_id()?;
         let (ready, connected) = oneshot::channel();
@@ -171,9 +173,10 @@ impl Client {
         self.session().timeout
     }
 
-    /// Why there is no connection, while the client tries to connect again. It is
-    /// [`Error::Denied`] if the broker refuses the client: each attempt fails until the broker is
-    /// changed.
+    /// Why there is no connection; `None` if there is one. The client tries to connect again, but
+    /// not after [`Error::Closed`], or after [`Error::Rejected`]: the broker no longer grants the
+    /// subscription to the responses. It is [`Error::Denied`] if the broker refuses the client:
+    /// each attempt fails until the broker is changed.
     #[must_use]
     pub fn disconnected(&self) -> Option<Error> {
         self.session().disconnected()
@@ -357,6 +360,9 @@ impl Client {
     /// where an earlier watch may report older changes. One of several keys that began without
     /// `from` may also report a change again, or late, if another watch of this client covers the
     /// key.
+    ///
+    /// Each key and prefix is registered by a request of its own, one after the other, also after
+    /// each reconnect. Use a prefix for many keys.
     ///
     /// ```no_run
     /// # use statehouse_client::{Client, Error, Watched};

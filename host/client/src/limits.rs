@@ -61,6 +61,10 @@ pub(crate) const WATCH_REFRESH_MIN: Duration = Duration::from_millis(10);
 /// foreign broker that restarted, the client is often connected before the store.
 pub(crate) const WATCH_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
+/// Longest pause before a watch is registered once more if a limit of the broker refused that. It
+/// doubles from [`WATCH_RETRY_PAUSE`]. A rate limit passes, and a full disk may need an operator.
+pub(crate) const WATCH_RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
+
 /// First pause between attempts to reconnect.
 pub(crate) const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest pause between attempts to reconnect.

@@ -23,7 +23,7 @@ pub struct Options {
     /// TLS settings; default: no encryption.
     pub tls: Option<Tls>,
     /// The path for MQTT over a WebSocket (MQTT 5 section 6), such as `/mqtt`; default: MQTT
-    /// directly over TCP or TLS.
+    /// directly over TCP or TLS. It is empty or begins with `/`.
     pub websocket: Option<String>,
     /// User name and password; default: none.
     pub login: Option<Login>,
@@ -117,6 +117,13 @@ impl Options {
 
     /// The configuration of the link.
     pub(crate) fn link(&self, client_id: &str) -> Result<statehouse_link::Options, Error> {
+        // Other text would become a part of the port or host in the URL of the WebSocket.
+        let path = self.websocket.as_deref().unwrap_or_default();
+        if !path.is_empty() && !path.starts_with('/') {
+            return Err(Error::Invalid(format!(
+                "the path of the WebSocket must begin with '/', but it is {path:?}"
+            )));
+        }
         let tls = self.tls.as_ref().map(|tls| {
             let own = tls.certificate.as_ref();
             let own = own.map(|(certificate, key)| (certificate.as_path(), key.as_path()));
@@ -168,6 +175,24 @@ mod tests {
         assert_eq!(with_id("a b/c").resolve_client_id().unwrap(), "a b/c");
         for bad in ["", "a+", "#", "a\0", &"x".repeat(1025)] {
             assert!(with_id(bad).resolve_client_id().is_err(), "{bad:?}");
+        }
+    }
+
+    /// Regression: the path `0/mqtt` changed the port.
+    #[test]
+    fn websocket_path_begins_with_a_slash() {
+        let link = |path: &str| {
+            let options = Options {
+                websocket: Some(path.into()),
+                ..Options::default()
+            };
+            options.link("tester").map(|link| link.place.websocket)
+        };
+        for good in ["", "/", "/mqtt"] {
+            assert_eq!(link(good), Ok(Some(good.to_owned())));
+        }
+        for bad in ["0/mqtt", "mqtt", "@example.org/"] {
+            assert!(matches!(link(bad), Err(Error::Invalid(_))), "{bad}");
         }
     }
 }

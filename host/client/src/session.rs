@@ -5,6 +5,7 @@
 
 mod registrations;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +15,10 @@ use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{
     Filter, PubAck, PubAckReason, Publish, PublishProperties, SubscribeReasonCode,
 };
-use statehouse_link::{Accepted, Arrival, End, Outlet, Owner, Verdict, describe_reason, random};
+use statehouse_link::{
+    Accepted, Arrival, End, Outlet, Owner, Verdict, describe_reason, describe_suback, random,
+    reason_name,
+};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 
@@ -26,7 +30,7 @@ use crate::request::{Answer, Request, expiry_s};
 use crate::resp::printable;
 use crate::topics;
 use crate::version::Version;
-use crate::watch::{self, GapCause};
+use crate::watch::{self, GapCause, Watched};
 use crate::watches::Watches;
 
 pub(crate) use registrations::Registration;
@@ -72,6 +76,9 @@ pub(crate) struct State {
     outlet: Outlet<Request>,
     clock: Clock,
     watches: Watches,
+    /// Keys and prefixes whose STOP is not sent yet, because rumqttc had no room for it. Empty
+    /// without a connection.
+    unsent_stops: BTreeSet<Watched>,
     /// Counts connections, so that tasks for an earlier one can stop.
     epoch: u64,
     /// The reason why there are no notifications, if the broker did not grant the subscription.
@@ -114,6 +121,7 @@ impl Session {
                 outlet: Outlet::default(),
                 clock,
                 watches: Watches::default(),
+                unsent_stops: BTreeSet::new(),
                 epoch: 0,
                 notifications_refused: None,
                 ready: Some(ready),
@@ -191,17 +199,19 @@ impl Session {
         }
     }
 
-    /// Why there is no connection, while further attempts follow.
+    /// Why there is no connection.
     pub(crate) fn disconnected(&self) -> Option<Error> {
         match &self.state().connection {
-            Connection::Down(error) => Some(error.clone()),
-            Connection::Up | Connection::Closed(_) => None,
+            Connection::Down(error) | Connection::Closed(error) => Some(error.clone()),
+            Connection::Up => None,
         }
     }
 
     /// Notes why there is no connection, and that further attempts follow.
     fn down(&self, error: fn(String) -> Error, why: &str) {
         let mut state = self.state();
+        // Registrations end with their connection (section 8).
+        state.unsent_stops.clear();
         if !matches!(state.connection, Connection::Closed(_)) {
             let why = format!("the connection to {} is lost: {why}", self.address);
             state.connection = Connection::Down(error(why));
@@ -299,11 +309,15 @@ impl Session {
             other => {
                 let properties = ack.properties.as_ref();
                 let text = properties.and_then(|p| p.reason_string.as_ref());
-                text.map_or_else(|| format!("{other:?}"), |it| printable(it.as_bytes()))
+                text.map_or_else(|| reason_name(&other), |it| printable(it.as_bytes()))
             }
         };
+        let error = match ack.reason {
+            PubAckReason::QuotaExceeded => Error::QuotaExceeded(reason),
+            _ => Error::Rejected(reason),
+        };
         if let Some(request) = self.state().outlet.remove(number) {
-            request.finish(Err(Error::Rejected(reason)));
+            request.finish(Err(error));
         }
     }
 
@@ -367,7 +381,8 @@ impl Owner for Session {
         let refused = |code: Option<&SubscribeReasonCode>, what: &str| match code {
             Some(SubscribeReasonCode::Success(_)) => None,
             code => Some(format!(
-                "it does not allow this client to subscribe to its {what} ({code:?})"
+                "it does not allow this client to subscribe to its {what} ({})",
+                describe_suback(code)
             )),
         };
         if let Some(why) = refused(granted.first(), "answers") {
@@ -395,6 +410,7 @@ impl Owner for Session {
                 Arrival::Acknowledged(number, ack) => self.acknowledged(number, &ack),
             }
         }
+        self.send_unsent_stops();
     }
 
     fn lost(&self, why: &str) -> bool {
@@ -434,7 +450,7 @@ impl Owner for Session {
     }
 
     fn ended(&self, end: End) {
-        self.close(Error::Transport(match end {
+        self.close(Error::Closed(match end {
             End::Closed => "the client was closed".into(),
             End::TakenOver(why) => {
                 format!("{} ended the session: {why}", self.address)

@@ -51,7 +51,7 @@ pub enum GapCause {
 }
 
 /// What a watch covers, for [`Client::watch_many`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Watched {
     /// One key.

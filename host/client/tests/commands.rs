@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use common::{Broker, Greeting, Peer, VERSION};
 use statehouse_client::{
-    Client, Condition, Error, LockOptions, SetOptions, SetResult, VdelResult, Version, WatchEvent,
+    Client, Condition, Error, LockOptions, Options, SetOptions, SetResult, VdelResult, Version,
+    WatchEvent,
 };
 use statehouse_tests::Property;
 
@@ -16,6 +17,7 @@ use statehouse_tests::Property;
 const NO_MATCHING_SUBSCRIBERS: u8 = 0x10;
 const IMPLEMENTATION_SPECIFIC_ERROR: u8 = 0x83;
 const NOT_AUTHORIZED: u8 = 0x87;
+const QUOTA_EXCEEDED: u8 = 0x97;
 
 async fn connected() -> (Broker, Peer, Client) {
     let (broker, options) = Broker::start().await;
@@ -183,14 +185,34 @@ async fn puback_with_an_error_code_fails_the_request() {
         let request = peer.request().await;
         peer.acknowledge(&request, NO_MATCHING_SUBSCRIBERS, None)
             .await;
+        let request = peer.request().await;
+        peer.acknowledge(&request, QUOTA_EXCEEDED, Some("too fast"))
+            .await;
     };
     let caller = async {
         // Control characters are replaced.
         let text = "no\u{fffd}correlation\u{fffd}[2J data";
         assert_eq!(client.get("k").await, Err(Error::Rejected(text.into())));
         assert!(matches!(client.get("k").await, Err(Error::Rejected(_))));
+        let exceeded = Error::QuotaExceeded("too fast".into());
+        assert_eq!(client.get("k").await, Err(exceeded));
     };
     tokio::join!(store, caller);
+}
+
+/// Regression: the sum of this timeout and the keep alive overflowed.
+#[tokio::test]
+async fn longest_timeout_is_accepted() {
+    let (broker, options) = Broker::start().await;
+    let options = Options {
+        timeout: Duration::MAX,
+        ..options
+    };
+    let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
+    let (mut peer, client) = (peer, client.unwrap());
+    let store = peer.serve(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$-1\r\n", None);
+    let (get, ()) = tokio::join!(client.get("k"), store);
+    assert_eq!(get, Ok(None));
 }
 
 #[tokio::test]
@@ -241,7 +263,9 @@ async fn refused_response_subscription_fails_connect() {
         peer.answer_subscribe([NOT_AUTHORIZED, 1]).await;
     };
     let (client, ()) = tokio::join!(Client::connect(options), store);
-    assert!(matches!(client, Err(Error::Rejected(_))));
+    let is_named =
+        matches!(&client, Err(Error::Rejected(why)) if why.ends_with("(not authorized)"));
+    assert!(is_named, "{:?}", client.err());
 }
 
 #[tokio::test]

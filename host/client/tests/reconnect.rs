@@ -4,11 +4,11 @@
 
 mod common;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use common::{Broker, Greeting, Peer, VERSION};
-use statehouse_client::{Client, Error, GapCause, Options, SetOptions, Watch, WatchEvent};
+use statehouse_client::{Client, Error, GapCause, Options, SetOptions, Watch, WatchEvent, Watched};
 use statehouse_tests::{Property, resp};
 
 const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
@@ -20,6 +20,7 @@ const SERVER_SHUTTING_DOWN: u8 = 0x8B;
 const SESSION_TAKEN_OVER: u8 = 0x8E;
 const NO_MATCHING_SUBSCRIBERS: u8 = 0x10;
 const PACKET_TOO_LARGE: u8 = 0x95;
+const QUOTA_EXCEEDED: u8 = 0x97;
 
 async fn connect(broker: &Broker, options: Options) -> (Peer, Client) {
     let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
@@ -264,6 +265,44 @@ async fn watch_dropped_before_its_turn_is_not_registered_again() {
     assert_eq!(get, Ok(None));
 }
 
+/// Regression: a STOP was dropped if rumqttc's channel had no room for it, and the store kept the
+/// watch.
+#[tokio::test]
+async fn watches_dropped_at_once_are_all_unregistered() {
+    let (broker, mut options) = Broker::start().await;
+    options.timeout = Duration::from_secs(60);
+    options.keep_alive = Duration::from_secs(600);
+    let (mut peer, client) = connect(&broker, options).await;
+    // The channel has room for some 2000.
+    let keys: Vec<String> = (0..3000).map(|key| key.to_string()).collect();
+    let last = &keys[2999];
+    let watched = keys.iter().map(|key| Watched::Key(key.clone().into()));
+    let store = async {
+        for key in &keys {
+            peer.serve(&keynotify(key), b"+OK\r\n", None).await;
+        }
+    };
+    let (watch, ()) = tokio::join!(client.watch_many(watched, None), store);
+    drop(watch.unwrap());
+    // The last key is watched again before there is room for its STOP.
+    let store = async {
+        let mut requests = HashSet::new();
+        for _ in &keys {
+            let request = peer.request().await;
+            peer.answer(&request, b"+OK\r\n", None).await;
+            requests.insert(request.payload);
+        }
+        requests
+    };
+    let (again, requests) = tokio::join!(client.watch(last), store);
+    let mut expected: HashSet<Vec<u8>> = keys.iter().map(|key| stop(key)).collect();
+    expected.remove(&stop(last));
+    expected.insert(keynotify(last));
+    assert!(requests == expected, "{} requests", requests.len());
+    drop(again.unwrap());
+    peer.serve(&stop(last), b"+OK\r\n", None).await;
+}
+
 /// The second registration was pending when the connection was lost, so it is resent.
 #[tokio::test]
 async fn watch_dropped_while_disconnected_ends_its_new_registration() {
@@ -350,6 +389,23 @@ async fn watch_waits_for_a_store_after_reconnect() {
     assert_eq!(watch.next().await, gap);
 }
 
+/// Regression: one PUBACK of a rate limit ended the watch.
+#[tokio::test]
+async fn rate_limited_watch_is_registered_after_a_pause() {
+    let (broker, options) = Broker::start().await;
+    let (mut peer, client) = connect(&broker, options).await;
+    let mut watch = watch(&mut peer, &client).await;
+    drop(peer);
+    let mut peer = broker.accept(Greeting::resumed()).await;
+    let request = peer.request().await;
+    assert_eq!(request.payload, keynotify("k"));
+    let text = Some("too many messages per second");
+    peer.acknowledge(&request, QUOTA_EXCEEDED, text).await;
+    peer.serve(&keynotify("k"), b"+OK\r\n", None).await;
+    let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
+    assert_eq!(watch.next().await, gap);
+}
+
 #[tokio::test]
 async fn watch_refused_after_reconnect_ends() {
     let (broker, options) = Broker::start().await;
@@ -399,7 +455,9 @@ async fn session_taken_over_is_not_taken_back() {
     let mut watch = watch(&mut peer, &client).await;
     peer.disconnect(SESSION_TAKEN_OVER).await;
     let ended = watch.next().await.unwrap_err();
-    assert!(ended.to_string().contains("SessionTakenOver"), "{ended}");
+    assert!(ended.to_string().contains("session taken over"), "{ended}");
+    assert!(matches!(ended, Error::Closed(_)), "{ended:?}");
+    assert_eq!(client.disconnected(), Some(ended.clone()));
     assert_eq!(client.get("k").await, Err(ended));
 }
 
@@ -464,7 +522,11 @@ async fn requests_beyond_the_limit_wait() {
 async fn close_sends_disconnect() {
     let (broker, options) = Broker::start().await;
     let (mut peer, client) = connect(&broker, options).await;
+    let clone = client.clone();
     tokio::join!(client.close(), peer.expect_disconnect());
+    let closed = Error::Closed("the client was closed".into());
+    assert_eq!(clone.disconnected(), Some(closed.clone()));
+    assert_eq!(clone.get("k").await, Err(closed));
 }
 
 #[tokio::test]

@@ -4,9 +4,11 @@
 //! includes TLS and CONNACK, and each attempt begins with the same address. So a machine without
 //! power, which does not answer at all, hides the others. Before each attempt all addresses are
 //! asked at once, by a TCP connection that is closed again. If one does not answer, the attempt
-//! goes to one that does. The broker must get the name all the same, because its certificate is
-//! for the name.
+//! goes to one that accepts. If one does not answer and others refuse, as while a host restarts,
+//! most attempts end at once: they could wait for the silent one until their time limit. The broker
+//! must get the name all the same, because its certificate is for the name.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::time::Duration;
@@ -64,11 +66,15 @@ impl Attempts {
         client_id: &str,
         configure: impl Fn(MqttOptions) -> MqttOptions,
     ) -> Result<Event, ConnectionError> {
-        let target = self.target(place).await;
-        let seconds = configure(place.mqtt(client_id)).connection_timeout();
-        let attempt = self.attempt(events, place, client_id, target, &configure);
-        let connected = timeout(Duration::from_secs(seconds), attempt).await;
-        let result = connected.map_err(ConnectionError::from).flatten();
+        let result = match self.target(place).await {
+            Ok(target) => {
+                let seconds = configure(place.mqtt(client_id)).connection_timeout();
+                let attempt = self.attempt(events, place, client_id, target, &configure);
+                let connected = timeout(Duration::from_secs(seconds), attempt).await;
+                connected.map_err(ConnectionError::from).flatten()
+            }
+            Err(error) => Err(error.into()),
+        };
         self.failed = match result {
             Ok(_) => 0,
             Err(_) => self.failed + 1,
@@ -77,20 +83,32 @@ impl Attempts {
     }
 
     /// Where the next attempt goes: to the name, unless an address of it does not answer, or
-    /// earlier attempts have failed.
-    async fn target(&self, place: &Place) -> Target {
+    /// earlier attempts have failed. Fails if no address accepts a connection, one does not answer
+    /// and another refuses, but for some attempts: the silent one may be slow.
+    async fn target(&self, place: &Place) -> io::Result<Target> {
         // Elsewhere there is no relay.
         let can_choose =
             cfg!(target_os = "linux") || place.tls.is_none() || place.websocket.is_some();
         if !can_choose || place.host.parse::<IpAddr>().is_ok() {
-            return Target::Name;
+            return Ok(Target::Name);
         }
         let mut found = (self.resolve)(place.host.clone(), place.port).await;
         found.truncate(limits::ADDRESSES_MAX);
         if found.len() < 2 {
-            return Target::Name;
+            return Ok(Target::Name);
         }
-        let (mut accepting, all_answer) = probe(&found).await;
+        let Answers {
+            mut accepting,
+            refusal,
+            all_answer,
+        } = probe(&found).await;
+        if let Some(refusal) = refusal
+            && accepting.is_empty()
+            && !all_answer
+            && self.failed % limits::REFUSED_ATTEMPTS != limits::REFUSED_ATTEMPTS - 1
+        {
+            return Err(refusal);
+        }
         if all_answer && !accepting.is_empty() {
             // By name, rumqttc begins with the first one.
             accepting.rotate_left(1);
@@ -99,7 +117,7 @@ impl Attempts {
         if all_answer || targets.is_empty() {
             targets.insert(0, Target::Name);
         }
-        targets[self.failed % targets.len()]
+        Ok(targets[self.failed % targets.len()])
     }
 
     /// Connects to a target, up to the CONNACK.
@@ -151,21 +169,37 @@ fn resolve(host: String, port: u16) -> Addresses {
     })
 }
 
-/// Connects to all these addresses at once, and closes the connections. Returns those that accept,
-/// and whether all of them answer in time.
-async fn probe(addresses: &[SocketAddr]) -> (Vec<SocketAddr>, bool) {
+/// What the addresses of a name answered.
+struct Answers {
+    /// The addresses that accept connections.
+    accepting: Vec<SocketAddr>,
+    /// The error of an address whose machine runs and refuses connections.
+    refusal: Option<io::Error>,
+    /// Whether all answered in time, also with an error.
+    all_answer: bool,
+}
+
+/// Connects to all these addresses at once, and closes the connections.
+async fn probe(addresses: &[SocketAddr]) -> Answers {
     let connect = |it: &SocketAddr| spawn(timeout(limits::PROBE_TIME, TcpStream::connect(*it)));
     let probes: Vec<_> = addresses.iter().map(connect).collect();
-    let (mut accepting, mut all_answer) = (Vec::new(), true);
+    let mut answers = Answers {
+        accepting: Vec::new(),
+        refusal: None,
+        all_answer: true,
+    };
     for (address, probe) in addresses.iter().zip(probes) {
         match probe.await {
-            Ok(Ok(Ok(_))) => accepting.push(*address),
-            Ok(Err(_)) => all_answer = false,
-            // It refuses the connection, or cannot be reached.
+            Ok(Ok(Ok(_))) => answers.accepting.push(*address),
+            Ok(Ok(Err(error))) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                answers.refusal = Some(error);
+            }
+            Ok(Err(_)) => answers.all_answer = false,
+            // It cannot be reached, as an IPv6 address from a machine without IPv6.
             Ok(Ok(Err(_))) | Err(_) => {}
         }
     }
-    (accepting, all_answer)
+    answers
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ mod loss;
 mod options;
 mod outlet;
 mod random;
+mod reason;
 mod receipts;
 #[cfg(target_os = "linux")]
 mod relay;
@@ -40,3 +41,4 @@ pub use loss::{
 pub use options::{Options, Place};
 pub use outlet::{Message, Outlet};
 pub use random::random;
+pub use reason::{describe_suback, reason_name};

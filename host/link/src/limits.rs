@@ -15,6 +15,10 @@ pub(crate) const ADDRESSES_MAX: usize = 4;
 /// How long an address may take to accept a TCP connection if the name has others.
 pub(crate) const PROBE_TIME: Duration = Duration::from_secs(1);
 
+/// If one address of a name refuses connections and another is silent, every so many attempts one
+/// waits for the silent one, which may only be slow.
+pub(crate) const REFUSED_ATTEMPTS: usize = 4;
+
 /// How long the resolver may take to list the addresses of a name, before rumqttc asks it too.
 pub(crate) const RESOLVE_TIME: Duration = Duration::from_secs(1);
 

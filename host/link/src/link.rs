@@ -209,7 +209,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             place = place => link.renew(place.unwrap_or_default()),
             () = link.owner.stopping().notified() => return,
         }
-        link.pause = (link.pause * 2).min(link.ours.pauses.1);
+        link.pause = link.pause.saturating_mul(2).min(link.ours.pauses.1);
     }
 }
 
@@ -312,7 +312,7 @@ impl<O: Owner> Link<O> {
     fn poll_timeout(&self) -> Duration {
         let connecting = Duration::from_secs(self.options.connection_timeout());
         // The broker may have set another keep alive.
-        connecting + 2 * self.events.options.keep_alive()
+        connecting.saturating_add(2 * self.events.options.keep_alive())
     }
 
     /// Processes an event and everything else that rumqttc has read.

@@ -9,6 +9,8 @@ use rumqttc::v5::mqttbytes::Error as WireError;
 use rumqttc::v5::mqttbytes::v5::{ConnectReturnCode, DisconnectReasonCode};
 use rumqttc::v5::{ConnectionError, StateError};
 
+use crate::reason::reason_name;
+
 /// Reason code 0x95 of MQTT 5. Mosquitto sends it in a PUBACK if a payload is longer than its
 /// `message_size_limit`. rumqttc 0.25 knows it in CONNACK and DISCONNECT only.
 pub(crate) const PACKET_TOO_LARGE: u8 = 0x95;
@@ -160,7 +162,7 @@ fn describe_refusal(code: ConnectReturnCode) -> String {
                 "{refused}: too many logins failed, or it limits the rate of connections; try again in a minute"
             )
         }
-        other => format!("{refused} ({other:?})"),
+        other => format!("{refused} ({})", reason_name(&other)),
     }
 }
 
@@ -227,10 +229,11 @@ pub fn describe(error: &ConnectionError) -> String {
         }) => match reason_string {
             // Terminals print this text, which the broker chooses.
             Some(text) => format!(
-                "the broker closed it ({reason_code:?}: {})",
+                "the broker closed it ({}: {})",
+                reason_name(reason_code),
                 text.replace(char::is_control, "\u{fffd}")
             ),
-            None => format!("the broker closed it ({reason_code:?})"),
+            None => format!("the broker closed it ({})", reason_name(reason_code)),
         },
         ConnectionError::MqttState(StateError::ConnectionAborted) => {
             "the broker closed it without a reason".into()
@@ -482,7 +485,7 @@ mod tests {
             reason_code: DisconnectReasonCode::NotAuthorized,
             reason_string: Some("no\n\x1b[31m".to_owned()),
         });
-        let expected = "the broker closed it (NotAuthorized: no\u{fffd}\u{fffd}[31m)";
+        let expected = "the broker closed it (not authorized: no\u{fffd}\u{fffd}[31m)";
         assert_eq!(describe(&error), expected);
     }
 

@@ -21,8 +21,9 @@ pub struct Place {
     pub port: u16,
     /// TLS settings, see [`crate::tls`]. `None` means no encryption.
     pub tls: Option<Arc<rustls::ClientConfig>>,
-    /// The path for MQTT over a WebSocket (MQTT 5 section 6), such as `/mqtt`. `None` means MQTT
-    /// directly over the stream.
+    /// The path for MQTT over a WebSocket (MQTT 5 section 6), such as `/mqtt`. It must be empty or
+    /// begin with `/`, because it follows the port in a URL. `None` means MQTT directly over the
+    /// stream.
     pub websocket: Option<String>,
     /// User name and password. An empty one is not sent.
     pub login: Option<(String, String)>,

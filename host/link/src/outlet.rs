@@ -199,15 +199,19 @@ impl<T: Message> Outlet<T> {
         }
     }
 
-    /// Publishes a message at QoS 1 without storing it. It is lost without a connection, or with
-    /// the connection.
-    pub fn send_unkept(&mut self, publish: impl FnOnce(u64) -> Publish) {
-        if let Some(client) = &self.client {
-            let number = self.ledger.number();
-            if send(client, publish(number)) {
-                self.ledger.queued(number);
-            }
+    /// Publishes a message at QoS 1 without storing it. It is lost with the connection. Returns
+    /// false if it is not sent, because there is no connection or rumqttc has no room.
+    #[must_use]
+    pub fn send_unkept(&mut self, publish: impl FnOnce(u64) -> Publish) -> bool {
+        let Some(client) = &self.client else {
+            return false;
+        };
+        let number = self.ledger.number();
+        let is_sent = send(client, publish(number));
+        if is_sent {
+            self.ledger.queued(number);
         }
+        is_sent
     }
 
     /// Asks rumqttc to unsubscribe from these filters and to send DISCONNECT. Returns false without

@@ -114,7 +114,9 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
             _ if error.is_without_store() => EXIT_TRANSPORT,
-            Error::Refused(_) | Error::Rejected(_) | Error::Denied(_) => EXIT_REFUSED,
+            Error::Refused(_) | Error::Rejected(_) | Error::QuotaExceeded(_) | Error::Denied(_) => {
+                EXIT_REFUSED
+            }
             Error::Invalid(_) => EXIT_USAGE,
             _ => EXIT_TRANSPORT,
         };
@@ -122,7 +124,7 @@ impl From<Error> for Failure {
             Error::Refused(text) => refusal_advice(text),
             _ if error.is_without_store() => "Is a state store attached to this broker?",
             Error::Timeout(_) => {
-                "Is a state store running there? --timeout allows for a slow one. The request may have taken effect"
+                "Is a state store running there? --timeout allows for a slow one. If the broker takes the user name as client id, add --client-id. The request may have taken effect"
             }
             Error::Denied(_) => {
                 "Give --user and --password-file, or STATEHOUSE_USER and STATEHOUSE_PASSWORD, as its operator set them"
@@ -358,10 +360,12 @@ mod tests {
     fn errors_have_exit_codes() {
         let code = |error: Error| Failure::from(error).code;
         assert_eq!(code(Error::Refused("syntax error".into())), 4);
-        assert_eq!(code(Error::Rejected("quota".into())), 4);
+        assert_eq!(code(Error::Rejected("not authorized".into())), 4);
+        assert_eq!(code(Error::QuotaExceeded("too fast".into())), 4);
         let without_store = "no state store is subscribed to requests";
         assert_eq!(code(Error::Rejected(without_store.into())), 3);
         assert_eq!(code(Error::Transport("gone".into())), 3);
+        assert_eq!(code(Error::Closed("taken over".into())), 3);
         assert_eq!(code(Error::Timeout(std::time::Duration::ZERO)), 3);
         assert_eq!(code(Error::Protocol("odd".into())), 3);
         assert_eq!(code(Error::Invalid("too long".into())), 2);

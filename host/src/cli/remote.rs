@@ -394,7 +394,7 @@ impl Remote {
         let client = Client::connect(options)
             .await
             .map_err(|error| match error {
-                Error::Transport(why) => advised(&one_line(&why)),
+                Error::Transport(why) | Error::Closed(why) => advised(&one_line(&why)),
                 other => other.into(),
             })?;
         self.traced(client)
@@ -438,7 +438,7 @@ impl Remote {
 fn advised(why: &str) -> Failure {
     let says = |text: &&str| why.contains(*text);
     let failure = Failure::transport(why);
-    if says(&"(QuotaExceeded)") {
+    if says(&"(quota exceeded)") {
         failure.with(NO_ROOM)
     } else if says(&"no authority that is trusted here") {
         failure.with(TRUST_ONE)

@@ -371,6 +371,8 @@ fn report_loss(client: &Client, was_lost: bool) -> Result<bool, Failure> {
     let is_lost = lost.is_some();
     match lost {
         Some(error @ Error::Denied(_)) => return Err(error.into()),
+        // The client has ended. The watch fails with this error after its remaining events.
+        Some(Error::Closed(_) | Error::Rejected(_)) => {}
         Some(error) if !was_lost => notice(&format!("{error}. Trying to connect again")),
         None if was_lost => notice("connected again"),
         _ => {}

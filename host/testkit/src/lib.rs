@@ -54,3 +54,6 @@ pub use client::array;
 pub use client::{Client, Publish};
 pub use harness::{Harness, NOW_MS};
 pub use setup::{KitError, read_policy};
+pub use statehouse_core::request::Dialect;
+pub use statehouse_core::store::{Change, Entry, Key, KeyRef, Quota, Read, Right, Scope, Write};
+pub use statehouse_protocol::rights::ClientRights;

@@ -58,13 +58,34 @@ impl Session {
         inbox.end(Error::Transport("the watch was dropped".into()));
     }
 
-    /// Ends a registration at the store without waiting for the response.
+    /// Ends a registration at the store without waiting for the response. If there is no room for
+    /// the STOP, the next events of the connection send it. Without a connection there is no
+    /// registration.
     fn unregister(&self, state: &mut State, watched: &Watched) {
+        if !self.send_stop(state, watched) && state.outlet.is_up() {
+            state.unsent_stops.insert(watched.clone());
+        }
+    }
+
+    /// Returns false if there is no room or no connection.
+    fn send_stop(&self, state: &mut State, watched: &Watched) -> bool {
         let timestamp = state.clock.read(now_ms());
         let payload = watched.stop();
         state
             .outlet
-            .send_unkept(|number| publish(payload, self.properties(number, timestamp)));
+            .send_unkept(|number| publish(payload, self.properties(number, timestamp)))
+    }
+
+    /// Sends STOPs that had no room before, except those of keys and prefixes that are watched
+    /// again.
+    pub(super) fn send_unsent_stops(&self) {
+        let mut state = self.state();
+        while let Some(watched) = state.unsent_stops.pop_first() {
+            if !state.watches.contains(&watched) && !self.send_stop(&mut state, &watched) {
+                state.unsent_stops.insert(watched);
+                return;
+            }
+        }
     }
 
     /// Ends a registration if the key or prefix lost its last watch while a task registered it.
@@ -143,6 +164,8 @@ pub(crate) struct Registration {
     cause: Option<GapCause>,
     /// The number of the connection. The next connection registers the watch itself.
     epoch: u64,
+    /// The pause before the next attempt if a limit of the broker refuses this one.
+    pause: Duration,
 }
 
 /// A key or prefix of a watch.
@@ -181,6 +204,7 @@ impl Registration {
             restarts: 0,
             cause,
             epoch,
+            pause: limits::WATCH_RETRY_PAUSE,
         }
     }
 
@@ -215,11 +239,19 @@ impl Registration {
     /// As [`ask`](Self::ask), but handles errors.
     async fn step(&mut self) -> bool {
         let error = match self.ask().await {
-            Ok(is_over) => return is_over,
+            Ok(is_over) => {
+                self.pause = limits::WATCH_RETRY_PAUSE;
+                return is_over;
+            }
             Err(error) => error,
         };
         if error.is_without_store() {
             tokio::time::sleep(limits::WATCH_RETRY_PAUSE).await;
+            return false;
+        }
+        if matches!(error, Error::QuotaExceeded(_)) {
+            tokio::time::sleep(self.pause).await;
+            self.pause = (2 * self.pause).min(limits::WATCH_RETRY_PAUSE_MAX);
             return false;
         }
         let session = Arc::clone(&self.session);

@@ -153,6 +153,26 @@ async fn silent_address_is_followed_by_the_next_one() {
     serving.await.unwrap();
 }
 
+/// Regression: the attempt waited for the silent address until its time limit, while the other host
+/// restarted.
+#[tokio::test]
+async fn refusal_beside_a_silent_address_ends_the_attempt() {
+    let (_silent, answering, place) = brokers(false, None).await;
+    let address = answering.local_addr().unwrap();
+    drop(answering);
+    let mut attempts = attempts();
+    let (_events, result) = connect(&mut attempts, &place).await;
+    let is_refused = matches!(&result, Err(ConnectionError::Io(error))
+        if error.kind() == ErrorKind::ConnectionRefused);
+    assert!(is_refused, "{result:?}");
+    // The host has restarted.
+    let answering = TcpListener::bind(address).await.unwrap();
+    let serving = tokio::spawn(async move { greet(accept(&answering).await).await });
+    let (_events, result) = connect(&mut attempts, &place).await;
+    assert!(is_connack(&result), "{result:?}");
+    serving.await.unwrap();
+}
+
 #[tokio::test]
 async fn next_address_gets_the_name_over_tls() {
     let (_silent, answering, place) = brokers(true, None).await;
@@ -204,19 +224,19 @@ async fn failed_attempts_are_followed_by_one_to_another_address() {
     let place = place(first.0.local_addr().unwrap().port(), false, None);
     let mut attempts = attempts();
     for target in [Target::Name, other.1, first.1, Target::Name] {
-        assert_eq!(attempts.target(&place).await, target);
+        assert_eq!(attempts.target(&place).await.unwrap(), target);
         attempts.failed += 1;
     }
     // An address that refuses connections is no target, and rumqttc itself goes on.
     drop(other.0);
     attempts.failed = 0;
     for target in [Target::Name, first.1, Target::Name] {
-        assert_eq!(attempts.target(&place).await, target);
+        assert_eq!(attempts.target(&place).await.unwrap(), target);
         attempts.failed += 1;
     }
     let literal = Place {
         host: "127.0.0.1".to_owned(),
         ..place
     };
-    assert_eq!(attempts.target(&literal).await, Target::Name);
+    assert_eq!(attempts.target(&literal).await.unwrap(), Target::Name);
 }

@@ -541,7 +541,7 @@ async fn owner_decides_whether_a_taken_over_session_ends() {
     let mut peer = test.accept(Greeting::resumed()).await;
     assert_eq!(peer.text().await, "a", "like any lost connection");
     let lost = test.owner.lost.lock().unwrap().concat();
-    assert_eq!(lost, "the broker closed it (SessionTakenOver)");
+    assert_eq!(lost, "the broker closed it (session taken over)");
 
     test.owner.takes_back.store(false, Relaxed);
     peer.mqtt.send(&SESSION_TAKEN_OVER).await;

@@ -13,7 +13,7 @@ use rumqttc::v5::mqttbytes::v5::{
 use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop, MqttOptions};
 use serde_json::Value as Json;
 use statehouse_client::parse_duration;
-use statehouse_link::{Attempts, Place, describe, is_refusal};
+use statehouse_link::{Attempts, Place, describe, describe_suback, is_refusal, reason_name};
 use statehouse_protocol::topics;
 use tokio::time::{Instant, timeout_at};
 
@@ -385,8 +385,9 @@ fn subscribed(ack: &SubAck) -> Result<(), Failure> {
         other => Err(Failure::new(
             EXIT_REFUSED,
             format!(
-                "the broker refused the subscription to {}: {other:?}",
-                delivery::STATUS
+                "the broker refused the subscription to {}: {}",
+                delivery::STATUS,
+                describe_suback(other)
             ),
         )),
     }
@@ -401,7 +402,7 @@ fn accepted(ack: &PubAck) -> Result<(), Failure> {
         other => {
             let properties = ack.properties.as_ref();
             let text = properties.and_then(|it| it.reason_string.as_deref());
-            let text = text.map_or_else(|| format!("{other:?}"), |text| printable(text.as_bytes()));
+            let text = text.map_or_else(|| reason_name(&other), |it| printable(it.as_bytes()));
             Err(Failure::new(EXIT_REFUSED, text))
         }
     }

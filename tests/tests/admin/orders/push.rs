@@ -131,7 +131,7 @@ async fn push_fails_if_it_may_not_subscribe_to_the_status() {
     client.greet(&Greeting::default()).await;
     client.answer_subscribe(&[0x87]).await;
     assert!(client.rest().await.is_empty(), "it sent more");
-    pushing.await.unwrap().code(4).says("NotAuthorized");
+    pushing.await.unwrap().code(4).says("not authorized");
 }
 
 /// Regression: the exit code was that of a refusal by a store.
