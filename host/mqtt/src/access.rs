@@ -189,6 +189,9 @@ impl Verdict {
 /// A decision that may take some time.
 pub type Deciding = Pin<Box<dyn Future<Output = Verdict> + Send>>;
 
+/// Whether something is allowed for a topic.
+pub type TopicCheck<'a> = Box<dyn Fn(&[u8]) -> bool + 'a>;
+
 /// Decides who may connect, publish and subscribe.
 ///
 /// All methods but [`admit`](Self::admit) are called for many packets, most of them with a lock of
@@ -240,6 +243,14 @@ pub trait Access: Send + Sync + 'static {
         self.may_receive(origin, topic) && self.may_subscribe(origin, topic)
     }
 
+    /// [`may_keep`](Self::may_keep) for many topics, under the rules in force now. `None` if it is
+    /// true for every topic, so that no queued message needs to be examined. Called when a session
+    /// is resumed and after a change of rules, with the lock held that a later
+    /// [`Broker::recheck`](crate::Broker::recheck) takes.
+    fn topics_to_keep<'a>(&'a self, origin: &'a Origin) -> Option<TopicCheck<'a>> {
+        Some(Box::new(move |topic: &[u8]| self.may_keep(origin, topic)))
+    }
+
     /// Whether this client may receive the answer to a request of another client at this topic.
     /// Only called for clients that subscribed to the topic; `asker` is none if the session of the
     /// request has ended.
@@ -284,5 +295,9 @@ impl Access for Anyone {
 
     fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
         true
+    }
+
+    fn topics_to_keep<'a>(&'a self, _: &'a Origin) -> Option<TopicCheck<'a>> {
+        None
     }
 }

@@ -94,7 +94,8 @@ mod write_batch;
 
 pub use accept_failures::AcceptFailures;
 pub use access::{
-    Access, Admission, Anyone, Attempt, Deciding, Door, Enhanced, Identity, Proof, Verdict,
+    Access, Admission, Anyone, Attempt, Deciding, Door, Enhanced, Identity, Proof, TopicCheck,
+    Verdict,
 };
 pub use broker::{Batch, Broker, Options};
 pub use change::CorruptChanges;

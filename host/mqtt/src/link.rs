@@ -66,8 +66,9 @@ struct PendingAck {
 struct Answer {
     reason: ReasonCode,
     text: Option<Box<str>>,
-    /// The number of messages queued before the answer, which must leave before it.
-    queued_before: u64,
+    /// The number of the last message queued before the answer. It must leave before the
+    /// acknowledgement, and so must all earlier ones.
+    last_queued: u64,
 }
 
 #[derive(Debug)]
@@ -133,10 +134,15 @@ impl Link {
         Ok(self.acks_from + self.acks.len() as u64 - 1)
     }
 
+    /// Whether a client of MQTT 3.1.1 must wait until the broker has acknowledged its messages.
+    pub(crate) fn must_wait_to_publish(&self) -> bool {
+        self.version == ProtocolVersion::V311 && self.is_receive_max_reached()
+    }
+
     /// Whether the client has as many unacknowledged messages as the Receive Maximum allows. A
     /// client of MQTT 3.1.1 does not know it, and may send its PUBRELs behind any number of
     /// messages.
-    pub(crate) fn is_receive_max_reached(&self) -> bool {
+    fn is_receive_max_reached(&self) -> bool {
         let unreleased = match self.version {
             ProtocolVersion::V311 => 0,
             ProtocolVersion::V5 => self.unreleased,
@@ -150,7 +156,7 @@ impl Link {
         sequence: u64,
         reason: ReasonCode,
         text: Option<&str>,
-        queued_before: u64,
+        last_queued: u64,
         barrier: Barrier,
     ) {
         self.delay_ack(sequence, barrier);
@@ -161,7 +167,7 @@ impl Link {
                 Answer {
                     reason,
                     text,
-                    queued_before,
+                    last_queued,
                 }
             });
         }
@@ -180,13 +186,11 @@ impl Link {
     }
 
     /// Sends the answered acknowledgements at the front, stopping at the first that must still
-    /// wait. An acknowledgement waits for messages queued before it (`popped` messages have left
-    /// the queue), unless these are blocked until the client acknowledges. Returns true if the
-    /// writer must be woken.
+    /// wait. `first_waiting` is the number of the first queued message that the acknowledgements
+    /// behind it must not overtake. Returns true if the writer must be woken.
     pub(crate) fn send_acks(
         &mut self,
-        popped: u64,
-        blocked: bool,
+        first_waiting: Option<u64>,
         received: &mut Exchanges,
         log: &mut SessionLog<'_>,
     ) -> bool {
@@ -195,7 +199,7 @@ impl Link {
             let Some(answer) = ack
                 .answer
                 .as_ref()
-                .filter(|answer| blocked || popped >= answer.queued_before)
+                .filter(|answer| first_waiting.is_none_or(|first| answer.last_queued < first))
             else {
                 break;
             };

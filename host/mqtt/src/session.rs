@@ -299,7 +299,7 @@ impl Session {
         let dropped = self.queue.drop_transient(&mut log);
         // While the log has no room, these messages are kept in memory only.
         if log.has_room() {
-            self.queue.record_in_flight(&mut log);
+            self.queue.record_unrecorded(&mut log);
         }
         self.set_detached(now);
         if shutting_down {
@@ -459,8 +459,7 @@ impl Session {
 
     /// Whether a client of MQTT 3.1.1 must wait until the broker has acknowledged its messages.
     pub(crate) fn must_wait_to_publish(&self) -> bool {
-        let link = self.link.as_ref();
-        link.is_some_and(|it| it.version == ProtocolVersion::V311 && it.is_receive_max_reached())
+        self.link.as_ref().is_some_and(Link::must_wait_to_publish)
     }
 
     /// Answers a pending acknowledgement of the current connection. Does nothing if `position` is
@@ -472,10 +471,10 @@ impl Session {
         text: Option<&str>,
         barrier: Barrier,
     ) {
-        let queued_before = self.queue.progress().0;
+        let last_queued = self.queue.last_number();
         let link = self.link.as_mut();
         if let Some(link) = link.filter(|link| link.connection == position.connection) {
-            link.answer(position.sequence, reason, text, queued_before, barrier);
+            link.answer(position.sequence, reason, text, last_queued, barrier);
         }
     }
 }

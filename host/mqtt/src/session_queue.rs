@@ -56,7 +56,8 @@ pub(crate) enum Scope {
     Session,
     /// For the session, an answer to the client's own request. Recorded only if it cannot be sent
     /// at once. Otherwise it precedes the acknowledgement of the request in the same output, so a
-    /// client that loses both repeats the request.
+    /// client that loses both repeats the request. While the log has no room, the acknowledgement
+    /// of a waiting answer waits with it.
     Answer,
     /// For this connection only, or for a session while the log has no room. Dropped if the
     /// connection ends before the message is sent; recorded if it ends before the message is
@@ -94,8 +95,17 @@ struct Entry {
 }
 
 impl Entry {
+    /// Whether the log of a durable session lacks the message.
+    fn is_unrecorded(&self) -> bool {
+        !self.recorded && self.queued.message.qos != QoS::AtMostOnce
+    }
+
+    fn is_unrecorded_answer(&self) -> bool {
+        self.queued.scope == Scope::Answer && self.is_unrecorded()
+    }
+
     fn record(&mut self, log: &mut SessionLog<'_>) {
-        if log.is_on() && !self.recorded && self.queued.message.qos != QoS::AtMostOnce {
+        if log.is_on() && self.is_unrecorded() {
             log.message(self.number, &self.queued);
             self.recorded = true;
         }
@@ -151,8 +161,8 @@ pub(crate) struct SessionQueue {
     bytes: Holding,
     last_packet_id: u16,
     last_number: u64,
-    pushed: u64,
-    popped: u64,
+    /// Set if answers wait that the log had no room for. No such answer has a lower number.
+    unrecorded_from: Option<u64>,
 }
 
 impl SessionQueue {
@@ -165,8 +175,7 @@ impl SessionQueue {
             bytes,
             last_packet_id: 0,
             last_number: 0,
-            pushed: 0,
-            popped: 0,
+            unrecorded_from: None,
         }
     }
 
@@ -289,7 +298,6 @@ impl SessionQueue {
     }
 
     fn push_back(&mut self, entry: Entry) {
-        self.pushed += 1;
         self.expires = earlier(self.expires, entry.queued.message.expires);
         self.queue.push_back(entry);
     }
@@ -299,12 +307,32 @@ impl SessionQueue {
         self.expires
     }
 
-    /// Records the message at the back if it is an answer that could not be sent at once.
-    pub(crate) fn record_waiting_answer(&mut self, log: &mut SessionLog<'_>) {
+    /// Records the message at the back if it is an answer that could not be sent at once. If the
+    /// log has no room, [`first_unrecorded_answer`](Self::first_unrecorded_answer) finds it.
+    pub(crate) fn record_waiting_answer(&mut self, log_has_room: bool, log: &mut SessionLog<'_>) {
         let last = self.queue.back_mut();
-        if let Some(entry) = last.filter(|entry| entry.queued.scope == Scope::Answer) {
+        let Some(entry) = last.filter(|entry| entry.is_unrecorded_answer()) else {
+            return;
+        };
+        if log_has_room {
             entry.record(log);
+        } else if log.is_on() {
+            self.unrecorded_from.get_or_insert(entry.number);
         }
+    }
+
+    /// The number of the first message that must leave before the acknowledgement of its request,
+    /// because the log had no room for it. Takes constant time on average.
+    pub(crate) fn first_unrecorded_answer(&mut self) -> Option<u64> {
+        if self.front_number()? > self.unrecorded_from? {
+            self.find_unrecorded_answer();
+        }
+        self.unrecorded_from
+    }
+
+    fn find_unrecorded_answer(&mut self) {
+        let first = self.queue.iter().find(|it| it.is_unrecorded_answer());
+        self.unrecorded_from = first.map(|entry| entry.number);
     }
 
     pub(crate) fn front(&self) -> Option<&Queued> {
@@ -315,7 +343,6 @@ impl SessionQueue {
     /// for the client.
     pub(crate) fn pop(&mut self, log: &mut SessionLog<'_>) {
         if let Some(entry) = self.queue.pop_front() {
-            self.popped += 1;
             self.bytes.subtract(entry.queued.cost_bytes());
             record_removal(entry.number, entry.recorded, log);
             self.trim();
@@ -343,7 +370,6 @@ impl SessionQueue {
         log: &mut SessionLog<'_>,
     ) {
         if let Some(mut entry) = self.queue.pop_front() {
-            self.popped += 1;
             self.last_packet_id = packet_id;
             if entry.queued.message.qos == QoS::ExactlyOnce {
                 entry.record(log);
@@ -416,8 +442,8 @@ impl SessionQueue {
     }
 
     /// Records unacknowledged messages when their connection ends, because the session will
-    /// redeliver them.
-    pub(crate) fn record_in_flight(&mut self, log: &mut SessionLog<'_>) {
+    /// redeliver them, and answers that wait since the log had no room.
+    pub(crate) fn record_unrecorded(&mut self, log: &mut SessionLog<'_>) {
         if !log.is_on() {
             return;
         }
@@ -431,6 +457,13 @@ impl SessionQueue {
                 log.message(number, queued);
                 log.write(Part::Sent { number, packet_id });
                 entry.recorded = true;
+            }
+        }
+        if let Some(number) = self.unrecorded_from.take() {
+            let from = self.queue.partition_point(|entry| entry.number < number);
+            let waiting = self.queue.range_mut(from..);
+            for entry in waiting.filter(|entry| entry.is_unrecorded_answer()) {
+                entry.record(log);
             }
         }
     }
@@ -519,15 +552,22 @@ impl SessionQueue {
             !should_drop
         });
         self.expires = expires;
+        if self.unrecorded_from.is_some() {
+            self.find_unrecorded_answer();
+        }
         self.bytes.subtract(freed);
-        self.popped = self.pushed - self.queue.len() as u64;
         self.trim();
         before - self.queue.len()
     }
 
-    /// How many messages were ever queued, and how many of these have left the queue.
-    pub(crate) fn progress(&self) -> (u64, u64) {
-        (self.pushed, self.popped)
+    /// The number of the newest message of the session. Numbers rise in the order of the queue.
+    pub(crate) fn last_number(&self) -> u64 {
+        self.last_number
+    }
+
+    /// The number of the message at the front of the queue.
+    pub(crate) fn front_number(&self) -> Option<u64> {
+        self.queue.front().map(|entry| entry.number)
     }
 
     /// Whether the front of the queue may have to wait for acknowledgements of earlier messages.

@@ -6,7 +6,7 @@ use statehouse_protocol::ConnectionId;
 
 use crate::{
     Message, ReasonCode, Token,
-    core::{Core, Source},
+    core::{Core, RefusalCause, Source},
 };
 
 /// Operations under one lock of the broker.
@@ -39,7 +39,7 @@ impl Batch<'_> {
         self.published(sessions)
     }
 
-    fn published(&mut self, sessions: Result<usize, ReasonCode>) -> usize {
+    fn published(&mut self, sessions: Result<usize, RefusalCause>) -> usize {
         self.core.checkpoint();
         sessions.unwrap_or_else(|_| {
             self.core.count_dropped();

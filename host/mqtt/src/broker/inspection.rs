@@ -81,6 +81,13 @@ impl Broker {
         self.lock().client_status(client)
     }
 
+    /// The limit that would refuse a subscription of this client to this filter at present. None if
+    /// there is room, or if the client has this subscription or no session.
+    #[must_use]
+    pub fn subscription_limit(&self, client: &str, filter: &[u8]) -> Option<&'static str> {
+        self.lock().subscription_limit(client, filter)
+    }
+
     /// Whether the client with this id is connected.
     pub(crate) fn is_connected(&self, client: &str) -> bool {
         self.lock().is_connected(client)

@@ -5,7 +5,12 @@ use std::{borrow::Cow, mem, time::Instant};
 
 use statehouse_protocol::ConnectionId;
 
-use super::{Core, publish::Source, requester::Requester, session_at};
+use super::{
+    Core,
+    publish::{RefusalCause, Source},
+    requester::Requester,
+    session_at,
+};
 use crate::{
     Message, ReasonCode, Refused, Token,
     barrier::Barrier,
@@ -99,7 +104,7 @@ impl Core {
         token: Option<&Token>,
         message: Message,
         now: Instant,
-    ) -> Result<usize, ReasonCode> {
+    ) -> Result<usize, RefusalCause> {
         let has_room = self.change_log.has_room();
         let reply_session = token
             // At QoS 2 a client that repeats its request gets the PUBREC only, because the broker

@@ -26,7 +26,7 @@ use std::{
 };
 
 pub(crate) use connect::{Accepted, ConnectRefusal};
-pub(crate) use publish::{Begun, Source};
+pub(crate) use publish::{Begun, RefusalCause, Source};
 use statehouse_protocol::{ConnectionId, SessionId};
 pub(crate) use subscribe::FilterResults;
 pub(crate) use window::Relief;
@@ -226,6 +226,13 @@ impl Core {
             origin: session.origin().filter(|_| session.is_present()),
             filters: session.subscriptions().filters().cloned().collect(),
         })
+    }
+
+    /// The limit that would refuse a subscription of this client at present. None if it has no
+    /// session.
+    pub(crate) fn subscription_limit(&self, client: &str, filter: &[u8]) -> Option<&'static str> {
+        let session = self.session_of(client)?;
+        session.subscription_limit(filter, &self.limits, self.change_log.has_room())
     }
 
     pub(crate) fn stats(&self) -> Stats {

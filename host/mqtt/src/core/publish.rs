@@ -17,6 +17,9 @@ use crate::{
     session_queue::{Queued, Scope},
 };
 
+/// Why a message is refused: the code and the Reason String.
+pub(crate) type RefusalCause = (ReasonCode, &'static str);
+
 /// What to do with a PUBLISH for the service.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
@@ -30,6 +33,16 @@ pub(crate) enum Begun {
 /// Reason String if the broker has no memory for the packet id of a QoS 2 PUBLISH.
 const NO_ROOM_FOR_EXCHANGE: &str =
     "unfinished QoS 2 messages of this user or address, or of all clients, exceed their limit";
+
+/// Reason String if a topic is too long for a packet.
+const TOPIC_TOO_LONG: &str = "the topic has more than 65535 bytes";
+
+/// Reason String if there is no room for a retained message.
+const NO_ROOM_TO_RETAIN: &str =
+    "retained messages of this user or address, or of all clients, exceed their limit";
+
+/// Reason String if no group can take a message.
+const NO_ROOM_IN_GROUP: &str = "no member of a shared subscription has room for this message";
 
 /// Log line if a message that is not refused cannot be retained.
 const NOT_RETAINED: &str =
@@ -130,19 +143,18 @@ impl Core {
     }
 
     /// Handles a PUBLISH of a client that is refused or routed at once. `act` returns its reason
-    /// code.
-    fn handle(
+    /// code and Reason String.
+    fn handle<'a>(
         &mut self,
         key: SessionKey,
         connection: ConnectionId,
         publish: &Publish,
-        text: Option<&str>,
-        act: impl FnOnce(&mut Self) -> ReasonCode,
+        act: impl FnOnce(&mut Self) -> (ReasonCode, Option<&'a str>),
     ) -> Result<(), Violation> {
         match self.begin(key, connection, publish.packet_id, publish.qos)? {
             Begun::HandOver(token) => {
                 let recorded = self.change_log.count();
-                let reason = act(self);
+                let (reason, text) = act(self);
                 let barrier = self.barrier_since(recorded);
                 match token {
                     Some(token) => self.acknowledge_after(token, reason, text, barrier),
@@ -163,7 +175,7 @@ impl Core {
         reason: ReasonCode,
         text: &str,
     ) -> Result<(), Violation> {
-        self.handle(key, connection, publish, Some(text), |_| reason)
+        self.handle(key, connection, publish, |_| (reason, Some(text)))
     }
 
     /// Refuses a request that has begun.
@@ -197,17 +209,17 @@ impl Core {
             self.report_refusal(key, Refused::Publish, reason, Some(text));
             return self.refuse(key, connection, publish, reason, text);
         }
-        self.handle(key, connection, publish, None, |core| {
+        self.handle(key, connection, publish, |core| {
             let source = Source {
                 from: Some(key),
                 ..Source::default()
             };
             match core.fan_out(Cow::Borrowed(message), source, has_room, now) {
-                Ok(0) => ReasonCode::NO_MATCHING_SUBSCRIBERS,
-                Ok(_) => ReasonCode::SUCCESS,
-                Err(reason) => {
-                    core.report_refusal(key, Refused::Publish, reason, None);
-                    reason
+                Ok(0) => (ReasonCode::NO_MATCHING_SUBSCRIBERS, None),
+                Ok(_) => (ReasonCode::SUCCESS, None),
+                Err((reason, text)) => {
+                    core.report_refusal(key, Refused::Publish, reason, Some(text));
+                    (reason, Some(text))
                 }
             }
         })
@@ -215,8 +227,8 @@ impl Core {
 
     /// Stores the message if it is retained, and sends it once to every subscribed session and to
     /// one session of every subscribed group. A borrowed message is a slice of a read buffer and is
-    /// copied if it must be stored. Returns the number of these sessions and groups, or the reason
-    /// for the refusal.
+    /// copied if it must be stored. Returns the number of these sessions and groups, or the cause
+    /// of the refusal.
     ///
     /// If there is no room for a retained message whose publisher cannot be refused, subscribers
     /// get it nevertheless. New subscribers then get no message, instead of an older one.
@@ -225,7 +237,7 @@ impl Core {
         message: Cow<'_, Message>,
         source: Source,
         now: Instant,
-    ) -> Result<usize, ReasonCode> {
+    ) -> Result<usize, RefusalCause> {
         let has_room = self.change_log.has_room();
         self.fan_out(message, source, has_room, now)
     }
@@ -239,13 +251,13 @@ impl Core {
         source: Source,
         has_room: bool,
         now: Instant,
-    ) -> Result<usize, ReasonCode> {
+    ) -> Result<usize, RefusalCause> {
         if message.topic.len() > usize::from(u16::MAX) {
-            return Err(ReasonCode::TOPIC_NAME_INVALID);
+            return Err((ReasonCode::TOPIC_NAME_INVALID, TOPIC_TOO_LONG));
         }
         if message.retain && !self.retain(&message, source, has_room, now) {
             if message.qos > QoS::AtMostOnce && !source.is_will {
-                return Err(ReasonCode::QUOTA_EXCEEDED);
+                return Err((ReasonCode::QUOTA_EXCEEDED, NO_ROOM_TO_RETAIN));
             }
             self.retained.discard(&message.topic, &mut self.change_log);
             self.warn_of(source, NOT_RETAINED);
@@ -292,7 +304,7 @@ impl Core {
         self.matches = matches;
         if full > 0 {
             if count + served == 0 && !retain && self.may_refuse(source) {
-                return Err(ReasonCode::QUOTA_EXCEEDED);
+                return Err((ReasonCode::QUOTA_EXCEEDED, NO_ROOM_IN_GROUP));
             }
             self.counts.dropped += full as u64;
             self.warn_of(source, NOT_SHARED);

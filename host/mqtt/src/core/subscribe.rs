@@ -1,18 +1,18 @@
 //! SUBSCRIBE, UNSUBSCRIBE, and the retained messages for new subscriptions (sections 3.8 to 3.11).
 
-use std::{borrow::Cow, mem, sync::Arc, time::Instant};
+use std::{borrow::Cow, cell::RefCell, mem, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use statehouse_protocol::ConnectionId;
 
 use super::{Core, requester::Requester, session_at};
 use crate::{
-    Origin, QoS, ReasonCode, Refused,
+    Origin, QoS, ReasonCode, Refused, TopicCheck,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
     core::window::remaining_s,
     limits::work,
     retained::Entry,
-    router::{SessionKey, Subscription, cost_bytes},
+    router::{SessionKey, Subscription},
     session::RetainedSearch,
     session_queue::Scope,
     topic,
@@ -61,12 +61,12 @@ impl Core {
                         searches.push((filter.filter.clone(), search));
                     }
                 }
-                Err(reason) => {
+                Err((reason, limit)) => {
                     match reason {
                         ReasonCode::NOT_AUTHORIZED => {
                             self.count_refused(Refused::Subscribe, reason)
                         }
-                        _ => self.report_refusal(key, Refused::Subscribe, reason, None),
+                        _ => self.report_refusal(key, Refused::Subscribe, reason, limit),
                     }
                     reasons.push(reason);
                 }
@@ -89,42 +89,35 @@ impl Core {
         }
     }
 
+    /// Adds or replaces a subscription, and says whether it is sent retained messages. Fails with
+    /// the reason and, if a limit refuses it, that limit.
     fn subscribe_one(
         &mut self,
         key: SessionKey,
         origin: &Origin,
         filter: &Filter,
         id: Option<u32>,
-    ) -> Result<(Subscription, bool), ReasonCode> {
+    ) -> Result<(Subscription, bool), (ReasonCode, Option<&'static str>)> {
         let topics = topic::of_topics(&filter.filter);
         let shared = topic::is_shared(&filter.filter);
         let too_deep = topic::levels(topics)
             .nth(self.limits.topic_levels_max)
             .is_some();
         if too_deep || topic::check_filter(&filter.filter).is_err() {
-            return Err(ReasonCode::TOPIC_FILTER_INVALID);
+            return Err((ReasonCode::TOPIC_FILTER_INVALID, None));
         }
         // Must be asked under the lock, so that a recheck sees every subscription that the old
         // rules allowed.
         if !self.access.may_subscribe(origin, topics) {
-            return Err(ReasonCode::NOT_AUTHORIZED);
+            return Err((ReasonCode::NOT_AUTHORIZED, None));
         }
-        let (subscriptions_max, shared_max, bytes_max, bytes_total_max) = (
-            self.limits.subscriptions_per_session_max,
-            self.limits.shared_subscriptions_per_session_max,
-            self.limits.subscription_bytes_per_session_max,
-            self.limits.subscription_bytes_total_max,
-        );
-        let session = session_at(&mut self.sessions, key).ok_or(ReasonCode::UNSPECIFIED_ERROR)?;
-        let cost = cost_bytes(&filter.filter);
-        if session.subscriptions().get(&filter.filter).is_none()
-            && (session.subscriptions().len() >= subscriptions_max
-                || shared && session.subscriptions().shared_len() >= shared_max
-                || session.subscriptions().bytes() + cost > bytes_max
-                || session.is_durable() && !self.change_log.has_room()
-                || !session.has_room_to_subscribe(&filter.filter, bytes_total_max, true))
-        {
-            return Err(ReasonCode::QUOTA_EXCEEDED);
+        let log_has_room = self.change_log.has_room();
+        let Some(session) = session_at(&mut self.sessions, key) else {
+            return Err((ReasonCode::UNSPECIFIED_ERROR, None));
+        };
+        let limit = session.subscription_limit(&filter.filter, &self.limits, log_has_room);
+        if limit.is_some() {
+            return Err((ReasonCode::QUOTA_EXCEEDED, limit));
         }
         let Filter {
             qos,
@@ -263,11 +256,17 @@ impl Core {
             .collect();
         // The subscription that queued a message may have ended before, and others may have queued
         // it too. So it stays if the client may subscribe to its exact topic.
-        let allowed = |topic: &[u8]| access.may_keep(origin, topic);
-        self.work += work::QUEUED_EXAMINED * session.queue.counts().0 as u64;
-        let mut log = session.log(&mut self.change_log);
-        let (dropped, orphans) = session.queue.drop_forbidden(allowed, &mut log);
-        self.counts.dropped += dropped as u64;
+        let mut orphans = Vec::new();
+        let queued = session.queue.counts().0;
+        if queued > 0
+            && let Some(check) = access.topics_to_keep(origin)
+        {
+            self.work += work::QUEUED_EXAMINED * queued as u64;
+            let mut log = session.log(&mut self.change_log);
+            let dropped;
+            (dropped, orphans) = (session.queue).drop_forbidden(once_per_run(check), &mut log);
+            self.counts.dropped += dropped as u64;
+        }
         for filter in forbidden {
             let client = &*origin.client;
             let filter_text = &*String::from_utf8_lossy(&filter);
@@ -313,6 +312,22 @@ impl Core {
         self.send_when_durable(key, |out, version| {
             codec::unsuback(out, version, unsubscribe.packet_id, &reasons);
         });
+    }
+}
+
+/// `check` that is asked once for equal topics in a row, as a queue often holds them.
+fn once_per_run(check: TopicCheck<'_>) -> impl Fn(&[u8]) -> bool {
+    let last = RefCell::new(None::<(Vec<u8>, bool)>);
+    move |topic: &[u8]| {
+        let mut last = last.borrow_mut();
+        if let Some((of, answer)) = &*last
+            && of[..] == *topic
+        {
+            return *answer;
+        }
+        let answer = check(topic);
+        *last = Some((topic.to_vec(), answer));
+        answer
     }
 }
 

@@ -164,11 +164,9 @@ impl Core {
                 // The message may expire before the client returns.
                 false => self.schedule(key),
             }
-            if is_answer
-                && log_has_room
-                && let Some(mut sending) = self.sending(key)
-            {
-                sending.queue.record_waiting_answer(&mut sending.log);
+            if is_answer && let Some(mut sending) = self.sending(key) {
+                let log = &mut sending.log;
+                sending.queue.record_waiting_answer(log_has_room, log);
             }
             return;
         }
@@ -416,12 +414,20 @@ impl Sending<'_> {
         }
     }
 
-    /// Sends the acknowledgements that may leave now. Returns true if the writer must be woken.
+    /// Sends the acknowledgements that may leave now. They wait for messages queued before them. If
+    /// these wait for acknowledgements of the client, only those that a crash would lose hold them
+    /// back. Returns true if the writer must be woken.
     fn flush_acks(&mut self) -> bool {
-        let blocked = waits_for_client(self.link, self.queue);
-        let popped = self.queue.progress().1;
+        let first_waiting = if !waits_for_client(self.link, self.queue) {
+            self.queue.front_number()
+        } else if self.link.must_wait_to_publish() {
+            // The packets that the client has sent may be in front of its acknowledgements.
+            None
+        } else {
+            self.queue.first_unrecorded_answer()
+        };
         self.link
-            .send_acks(popped, blocked, self.exchanges, &mut self.log)
+            .send_acks(first_waiting, self.exchanges, &mut self.log)
     }
 }
 

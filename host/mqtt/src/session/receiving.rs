@@ -35,7 +35,7 @@ impl Session {
         let Some(link) = &mut self.link else {
             return Ok(Arrival::Repeated);
         };
-        let queued_before = self.queue.progress().0;
+        let last_queued = self.queue.last_number();
         let full = self.exchanges.is_full();
         match self.exchanges.get(packet_id) {
             Known::Nothing if full => {
@@ -63,7 +63,7 @@ impl Session {
             }
             Known::Answered(reason) => {
                 let sequence = link.expect_ack(packet_id, true)?;
-                link.answer(sequence, reason, None, queued_before, barrier);
+                link.answer(sequence, reason, None, last_queued, barrier);
                 Ok(Arrival::Repeated)
             }
             Known::Pending(entry) => {

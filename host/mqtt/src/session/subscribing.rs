@@ -3,7 +3,13 @@
 use bytes::Bytes;
 
 use super::{RetainedSearch, Session};
-use crate::{change::Part, persist::ChangeLog, router::Subscription};
+use crate::{
+    Limits,
+    change::Part,
+    persist::ChangeLog,
+    router::{Subscription, cost_bytes},
+    topic,
+};
 
 impl Session {
     /// Adds or replaces a subscription. Returns true if it is new.
@@ -78,6 +84,34 @@ impl Session {
     pub(crate) fn retained_pending(&self, filter: &Bytes) -> bool {
         let search = self.retained_searches.get(filter);
         search.is_some_and(|search| search.recorded)
+    }
+
+    /// The limit that refuses a subscription to this filter. None if there is room, or if the
+    /// subscription exists. `log_has_room` is the answer of the log.
+    pub(crate) fn subscription_limit(
+        &self,
+        filter: &[u8],
+        limits: &Limits,
+        log_has_room: bool,
+    ) -> Option<&'static str> {
+        let own = &self.subscriptions;
+        if own.get(filter).is_some() {
+            None
+        } else if own.len() >= limits.subscriptions_per_session_max {
+            Some("the session has as many subscriptions as it may have")
+        } else if topic::is_shared(filter)
+            && own.shared_len() >= limits.shared_subscriptions_per_session_max
+        {
+            Some("the session has as many shared subscriptions as it may have")
+        } else if own.bytes() + cost_bytes(filter) > limits.subscription_bytes_per_session_max {
+            Some("the subscriptions of the session would exceed their limit of bytes")
+        } else if self.is_durable() && !log_has_room {
+            Some("the log has no room on the disk for this subscription")
+        } else if !self.has_room_to_subscribe(filter, limits.subscription_bytes_total_max, true) {
+            Some("subscriptions of this user or address, or of all clients, exceed their limit")
+        } else {
+            None
+        }
     }
 
     /// Whether there is room for one more subscription in the owner's share or, if not `shares`

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Instant,
 };
@@ -12,8 +12,8 @@ use std::{
 use wire::{DisconnectReasonCode, Packet, PubAckReason};
 
 use crate::{
-    Access, Anyone, Attempt, Broker, Deciding, Identity, Limits, Message, Options, Origin, Proof,
-    QoS, dispatch::Turn, testing::*,
+    Access, Anyone, Attempt, Broker, Deciding, Identity, Limits, Message, NoService, Options,
+    Origin, Proof, QoS, dispatch::Turn, testing::*,
 };
 
 /// Allows everything except publishing below `forbidden/`, for clients whose proofs are valid and
@@ -270,6 +270,80 @@ fn message_of_the_service_that_arrives_after_new_rules_does_not_wait() {
     // The first was sent before.
     assert_eq!(topics, ["secret", "open", "open"]);
     assert_eq!(broker.stats().dropped, 1);
+}
+
+/// Forbids that `secret` waits for a client. Counts the questions.
+#[derive(Default)]
+struct Counting(AtomicUsize);
+
+impl Access for Counting {
+    fn admit(&self, attempt: Attempt) -> Deciding {
+        Anyone.admit(attempt)
+    }
+
+    fn may_publish(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+
+    fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+
+    fn may_keep(&self, _: &Origin, topic: &[u8]) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        topic != b"secret"
+    }
+}
+
+/// Publishes from the broker itself, with each topic as the payload.
+fn send_topics(broker: &Broker, topics: &[&'static str]) {
+    broker.batch(|batch| {
+        for topic in topics {
+            batch.publish(Message::new(*topic, *topic, QoS::AtLeastOnce));
+        }
+    });
+}
+
+/// Regression: each reconnection asked the access control about each message of a long queue.
+#[test]
+fn resumption_asks_once_for_queued_messages_of_one_topic() {
+    let access = Arc::new(Counting::default());
+    let options = Options {
+        access: access.clone(),
+        ..Options::default()
+    };
+    let broker = Broker::new(options, Arc::new(NoService));
+    let now = Instant::now();
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    a.subscribe("#", Q::AtLeastOnce, now);
+    a.lose(now);
+    let topics = [
+        "open", "open", "secret", "secret", "secret", "open", "news", "open", "open",
+    ];
+    send_topics(&broker, &topics);
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    assert_eq!(access.0.load(Ordering::Relaxed), 5);
+    assert_eq!(
+        a.payloads(),
+        ["open", "open", "open", "news", "open", "open"]
+    );
+}
+
+/// Regression: each reconnection examined the whole queue, also if everything is allowed.
+#[test]
+fn resumption_without_rules_examines_no_queued_message() {
+    let now = Instant::now();
+    let work = |count| {
+        let broker = broker(Limits::default());
+        Peer::leave_subscribed(&broker, "a", now);
+        send_topics(&broker, &vec!["t"; count]);
+        let before = broker.lock().work();
+        let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
+        let mut a = Peer::new(&broker, &hello, now);
+        assert_eq!(a.payloads(), ["t"]);
+        broker.lock().work() - before
+    };
+    assert_eq!(work(2), work(100));
 }
 
 /// Regression: a token was verified with keys that were then replaced, and the recheck asked about

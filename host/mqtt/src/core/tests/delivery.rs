@@ -330,6 +330,9 @@ fn subscriptions_are_limited_by_their_memory() {
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     assert_eq!(a.subscribe(&deep(1), Q::AtLeastOnce, now), granted);
     assert_eq!(a.subscribe(&deep(2), Q::AtLeastOnce, now), full);
+    let limit = |client: &str, n| broker.subscription_limit(client, deep(n).as_bytes());
+    let of_session = "the subscriptions of the session would exceed their limit of bytes";
+    assert_eq!((limit("a", 2), limit("a", 1)), (Some(of_session), None));
     // Subscribing again costs nothing, and ending a session frees its cost.
     assert_eq!(a.subscribe(&deep(1), Q::AtLeastOnce, now), granted);
     let mut b = Peer::new(&broker, &Hello::new("b"), now);
@@ -340,6 +343,8 @@ fn subscriptions_are_limited_by_their_memory() {
         full,
         "all sessions together are limited too"
     );
+    let of_all = "subscriptions of this user or address, or of all clients, exceed their limit";
+    assert_eq!(limit("c", 4), Some(of_all));
     assert_eq!(c.subscribe("plain/one", Q::AtLeastOnce, now), granted);
     Peer::new(&broker, &Hello::new("a").clean().expiry(0), now).lose(now);
     assert_eq!(c.subscribe(&deep(4), Q::AtLeastOnce, now), granted);

@@ -240,6 +240,9 @@ fn full_log_makes_new_sessions_transient_and_resumes_old_ones() {
     assert_eq!(expiry(&old), None);
     let refused = old.subscribe("another", Q::AtLeastOnce, now);
     assert_eq!(refused, SubscribeReasonCode::QuotaExceeded);
+    let limit = |client| broker.subscription_limit(client, b"another");
+    let text = "the log has no room on the disk for this subscription";
+    assert_eq!((limit("old"), limit("new")), (Some(text), None));
     let again = old.subscribe("t", Q::AtLeastOnce, now);
     assert_eq!(again, SubscribeReasonCode::Success(Q::AtLeastOnce));
 }

@@ -150,6 +150,93 @@ fn puback_waits_for_the_record_of_a_queued_answer() {
     assert!(matches!(packets[..], [Packet::PubAck(_)]));
 }
 
+/// The packet id of the PUBLISH and of the PUBACK that follows it.
+fn answered(packets: &[Packet]) -> (u16, u16) {
+    let [Packet::Publish(message), Packet::PubAck(ack)] = packets else {
+        panic!("{packets:?}")
+    };
+    (message.pkid, ack.pkid)
+}
+
+/// Sends requests and answers them at once.
+fn ask_and_answer(
+    held: &Held,
+    peer: &mut Peer,
+    service: &RecordingService,
+    packet_ids: std::ops::RangeInclusive<u16>,
+) {
+    for packet_id in packet_ids {
+        let token = ask(peer, service, Q::AtLeastOnce, packet_id, held.now);
+        answer(held, token, QoS::AtLeastOnce);
+    }
+}
+
+/// Without its PUBACK the client repeats the request after a crash.
+#[test]
+fn full_log_makes_a_puback_wait_for_its_queued_answer() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
+    let mut peer = requester(&held, narrow);
+    ask_and_answer(&held, &mut peer, &service, 1..=1);
+    let (first, _) = answered(&peer.receive());
+    // An answer in the log holds nothing back.
+    ask_and_answer(&held, &mut peer, &service, 2..=2);
+    let packets = held.after_release(&mut peer);
+    assert!(matches!(packets[..], [Packet::PubAck(_)]), "{packets:?}");
+    held.log.set_full(true);
+    ask_and_answer(&held, &mut peer, &service, 3..=4);
+    assert_eq!(peer.receive(), [], "the answers are not in the log");
+    peer.send(&[puback(first)], held.now);
+    let packets = peer.receive();
+    let [Packet::Publish(second)] = &packets[..] else {
+        panic!("{packets:?}")
+    };
+    let mut unacknowledged = second.pkid;
+    for request in 3..=4 {
+        peer.send(&[puback(unacknowledged)], held.now);
+        let (message, acknowledged) = answered(&peer.receive());
+        assert_eq!(acknowledged, request);
+        unacknowledged = message;
+    }
+}
+
+/// The session ends with its connection, so no log could redeliver its answers.
+#[test]
+fn full_log_delays_no_puback_of_a_transient_session() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
+    let mut peer = requester(&held, narrow.expiry(0));
+    held.log.set_full(true);
+    ask_and_answer(&held, &mut peer, &service, 1..=2);
+    let packets = peer.receive();
+    assert!(
+        matches!(
+            packets[..],
+            [Packet::Publish(_), Packet::PubAck(_), Packet::PubAck(_)]
+        ),
+        "{packets:?}"
+    );
+}
+
+#[test]
+fn queued_answers_are_recorded_at_a_disconnect_if_there_is_room() {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
+    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
+    let mut peer = requester(&held, narrow);
+    held.log.set_full(true);
+    ask_and_answer(&held, &mut peer, &service, 1..=3);
+    held.log.set_full(false);
+    peer.lose(held.now);
+    let recovery = held.log.recovery();
+    let session = recovery.sessions.values().next().unwrap();
+    let messages = session.messages.values();
+    let sent: Vec<bool> = messages.map(|it| it.packet_id.is_some()).collect();
+    assert_eq!(sent, [true, false, false]);
+}
+
 #[test]
 fn answer_is_recorded_for_others_and_always_at_qos_2() {
     let service = Arc::new(RecordingService::default());

@@ -176,6 +176,8 @@ fn retained_messages_have_a_quota() {
             panic!("no PUBACK")
         };
         assert_eq!((ack.pkid, ack.reason), (id, PubAckReason::QuotaExceeded));
+        let text = ack.properties.and_then(|it| it.reason_string);
+        assert!(text.is_some_and(|it| it.starts_with("retained messages of this user")));
     }
     assert_eq!((b.payloads(), a.broker.stats().retained), (vec![], 1));
     a.send(&[message("r/2", Q::AtMostOnce, 0, "x")], now);
@@ -226,6 +228,9 @@ fn refused_filters_do_not_end_the_connection() {
         a.subscribe("3", Q::AtMostOnce, now),
         SubscribeReasonCode::QuotaExceeded
     );
+    let limit = |filter: &str| a.broker.subscription_limit("a", filter.as_bytes());
+    let text = "the session has as many subscriptions as it may have";
+    assert_eq!((limit("3"), limit("2")), (Some(text), None));
     assert_eq!(a.broker.stats().subscriptions, 2);
     let mut unsubscribe = wire::Unsubscribe::new("2", None);
     unsubscribe.filters.push("3".to_owned());

@@ -163,6 +163,9 @@ fn invalid_shared_subscriptions_are_refused() {
     ] {
         assert_eq!(peer.subscribe(filter, Q::AtMostOnce, now), expected);
     }
+    let limit = broker.subscription_limit("a", b"$share/h/a");
+    let text = "the session has as many shared subscriptions as it may have";
+    assert_eq!(limit, Some(text));
     assert_eq!(broker.stats().subscriptions, 2);
     let mut subscribe = wire::Subscribe::new(
         Filter {

@@ -278,3 +278,40 @@ fn message_for_a_full_group_is_acknowledged_and_dropped() {
     let delivered = slow.messages().len() as u64;
     assert_eq!(broker.stats().dropped, 10 - delivered);
 }
+
+/// Regression: the report had the reason code alone, so it named no cause.
+#[test]
+fn refusals_by_limits_are_reported_with_their_cause() {
+    let rules = Arc::new(Rules::default());
+    let limits = Limits {
+        shared_subscriptions_per_session_max: 1,
+        queue_bytes_max: 4000,
+        queue_bytes_reserve: 0,
+        ..Limits::default()
+    };
+    let options = Options {
+        access: rules.clone(),
+        limits,
+        ..Options::default()
+    };
+    let (broker, now) = (Broker::new(options, Arc::new(NoService)), Instant::now());
+    let mut slow = Peer::new(&broker, &Hello::new("slow"), now);
+    slow.subscribe("$share/g/jobs", Q::AtLeastOnce, now);
+    slow.subscribe("$share/g/more", Q::AtLeastOnce, now);
+    let limit = "slow subscribe the session has as many shared subscriptions as it may have";
+    assert_eq!(*rules.0.lock().unwrap(), [limit]);
+
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let mut texts = Vec::new();
+    for id in 1..=10 {
+        a.publish("jobs", Q::AtLeastOnce, id, &"x".repeat(1000), now);
+        let Some(wire::Packet::PubAck(ack)) = a.receive().pop() else {
+            panic!("no PUBACK")
+        };
+        texts.extend(ack.properties.and_then(|it| it.reason_string));
+    }
+    let full = "no member of a shared subscription has room for this message";
+    assert_eq!(texts.last().map(String::as_str), Some(full));
+    let last = rules.0.lock().unwrap().last().cloned();
+    assert_eq!(last, Some(format!("a publish {full}")));
+}
