@@ -199,7 +199,8 @@ impl Authorizer {
             Some(identity) => self.grants(&Origin {
                 client: peer.client.clone(),
                 connection: peer.connection,
-                session: peer.session,
+                // The connection may end now, and must not get another entry.
+                session: SessionId::NONE,
                 identity,
             }),
             None => self.foreign(peer),

@@ -30,7 +30,7 @@ use std::time::{Instant, SystemTime};
 use bytes::Bytes;
 use statehouse_mqtt::{
     Access, Admission, Attempt, Deciding, Enhanced, Identity, Origin, ReasonCode,
-    Refusal as BrokerRefusal, Verdict,
+    Refusal as BrokerRefusal, TopicCheck, Verdict,
 };
 
 pub use self::authorizer::{Authorizer, CachedGrants, NoRule};
@@ -519,13 +519,24 @@ impl Access for AccessControl {
     }
 
     fn may_keep(&self, origin: &Origin, topic: &[u8]) -> bool {
-        let is_of_others =
-            self.0.own_topics && own_topics::reaches_other_clients(&origin.client, topic);
-        let may_subscribe = |rules: &Arc<Authorizer>| rules.grants(origin).may_subscribe(topic);
+        (self.topics_to_keep(origin)).is_none_or(|may_keep| may_keep(topic))
+    }
+
+    fn topics_to_keep<'a>(&'a self, origin: &'a Origin) -> Option<TopicCheck<'a>> {
         // Not audited either.
-        !is_of_others
-            && self.0.rules.as_ref().is_none_or(may_subscribe)
-            && self.may_receive(origin, topic)
+        if let Some(rules) = &self.0.rules {
+            let grants = rules.grants(origin);
+            return Some(Box::new(move |topic: &[u8]| {
+                let may_read = |key: Vec<u8>| grants.may_read(&key);
+                grants.may_subscribe(topic) && notified_key(topic).is_none_or(may_read)
+            }));
+        }
+        if !self.0.own_topics {
+            return None;
+        }
+        Some(Box::new(move |topic: &[u8]| {
+            !own_topics::reaches_other_clients(&origin.client, topic)
+        }))
     }
 
     fn refused(&self, refusal: &BrokerRefusal<'_>) {
@@ -544,3 +555,6 @@ impl Access for AccessControl {
             .refused_by_broker(&refused, refusal.is_admitted);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -296,18 +296,25 @@ impl Server {
         self.inspect(|store| store.state().watches.peers().cloned().collect())
     }
 
-    /// Applies changed rights to the watches. `grants` returns the present rights of a client.
+    /// Applies changed rights to the watches. Requests that are handled from now on must have the
+    /// changed rights already: a watch that begins during this call is not checked again. Other
+    /// clients are served during this call.
+    ///
+    /// `grants` returns the present rights of a client. It is called twice for each watcher, first
+    /// without the lock. It must cache its result, or rules are evaluated under the lock.
     pub fn recheck(&self, grants: impl Fn(&Peer) -> Arc<Grants>) {
-        {
-            let mut locked = self.lock();
-            let now = locked.now();
-            let watches = &locked.core.store().state().watches;
-            for peer in watches.peers().cloned().collect::<Vec<_>>() {
+        for peer in self.watching() {
+            _ = grants(&peer);
+            {
+                let mut locked = self.lock();
+                let now = locked.now();
+                // The rules may have changed again, and the client may have begun watches by the
+                // newer ones. So the first result must not be used here.
                 let rights: Arc<dyn ClientRights> = grants(&peer);
                 self.handle(&mut locked, Input::Rights(&peer, &rights), None, now);
             }
+            self.release();
         }
-        self.release();
     }
 
     /// After a restart: notifies the watchers of keys that the earlier run removed and may not have

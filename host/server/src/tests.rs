@@ -11,6 +11,7 @@ use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::*;
+use statehouse_access::rules::{Principal, Rules};
 use statehouse_core::STANDARD_POLICY;
 use statehouse_core::Settings;
 use statehouse_core::clock::ManualSource;
@@ -213,6 +214,46 @@ fn expired_keys_notify_and_expired_requests_do_not_run() {
     server.renotify_expired(&expirations);
     let all = std::mem::take(&mut *transport.0.lock().unwrap());
     assert_eq!(all, vec![notification; expirations.len() - 1]);
+}
+
+/// The rights of `client` by rules that allow it to read this key only.
+fn reader_of(key: &str) -> Arc<Grants> {
+    let rules = format!(
+        "[[rules]]\nprincipals.clientIds = [\"client\"]\nstateStoreResources = [{{ method = \"Read\", keyType = \"String\", keys = [\"{key}\"] }}]\n"
+    );
+    Rules::parse(&rules).unwrap().grants(Principal {
+        client: "client",
+        user: None,
+        attributes: &[],
+    })
+}
+
+/// Regression: other clients waited until the rules were evaluated for all watchers.
+#[test]
+fn recheck_evaluates_rules_without_the_lock() {
+    let server = server_on(Arc::new(Memory));
+    server.attach(Arc::new(RecordingTransport::default()));
+    let second = Delivery {
+        session: SessionId(2),
+        connection: ConnectionId(2),
+        ..FIRST
+    };
+    publish(&server, START_MS, &[b"KEYNOTIFY", b"k"], FIRST, None);
+    publish(&server, START_MS, &[b"KEYNOTIFY", b"other"], second, None);
+    let (allowed, forbidden) = (reader_of("k"), reader_of("none"));
+    let is_free = Mutex::new(Vec::new());
+    server.recheck(|peer| {
+        let mut is_free = is_free.lock().unwrap();
+        is_free.push(server.locked.try_lock().is_ok());
+        // The rules change again after the first evaluation: the newer ones count.
+        match is_free.len() % 2 == 0 && peer.connection == ConnectionId(1) {
+            true => allowed.clone(),
+            false => forbidden.clone(),
+        }
+    });
+    assert_eq!(*is_free.lock().unwrap(), [true, false, true, false]);
+    let watching = server.watching();
+    assert_eq!(watching, [Peer::numbered("client", 1)]);
 }
 
 /// The request has expired for its client, but an earlier run executed it and may have ended before

@@ -316,6 +316,35 @@ fn policy_that_fails_to_notify_is_not_called_again() {
     assert!(effects.expired.iter().all(|it| it.payload == deleted));
 }
 
+/// Regression test: the notifications of 256 keys were delivered at once, while all clients waited.
+#[test]
+fn sweep_takes_no_key_after_those_with_many_watches() {
+    let max = limits::SWEEP_WATCHES_PER_STEP_MAX;
+    for (watchers, keys_at_once) in [(max / 2, 2), (max, 1), (max + 1, 1)] {
+        let mut core = core(loaded());
+        let keys: Vec<String> = (0..5).map(|n| format!("k/{n}")).collect();
+        for key in &keys {
+            ask(&mut core, "c", &["SET", key, "v", "PX", "1000"]);
+        }
+        for number in 0..watchers {
+            let client = format!("watcher-{number}");
+            ask(&mut core, &client, &["KEYNOTIFY", "k/", "PREFIX"]);
+        }
+        let later_ms = NOW_MS + 1000;
+        // A request removes as many keys first, and the keys that remain are absent for it.
+        let (effects, answer) = common::ask(&mut core, "c", &["GET", &keys[4]], later_ms);
+        assert_eq!(answer, "$-1\r\n");
+        let mut steps = vec![effects];
+        while core.store().next_expiry_ms().is_some() {
+            steps.push(core.handle(Input::Sweep, at(later_ms)).effects);
+        }
+        assert_eq!(steps.len(), keys.len().div_ceil(keys_at_once));
+        let notified: Vec<_> = steps.iter().flat_map(|it| &it.expired).collect();
+        assert_eq!(notified.len(), keys.len());
+        assert!(notified.iter().all(|it| it.to.len() == watchers));
+    }
+}
+
 #[test]
 fn custom_commands_are_routed_by_their_own_policy() {
     let (standard, faulty) = (digest(&policies().standard), digest(&policies().faulty));

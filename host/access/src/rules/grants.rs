@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::keys::{KeySet, KeySetBuilder};
-use statehouse_protocol::rights::{ClientRights, Right};
+use statehouse_protocol::rights::{ClientRights, Right, SharedAnswers};
 
 use super::principal::Principal;
 use super::seal::Seal;
@@ -87,6 +87,13 @@ impl Index {
             write: writes.build(),
             publish,
             subscribe,
+        }
+    }
+
+    fn keys(&self, right: Right) -> &KeySet {
+        match right {
+            Right::Read => &self.read,
+            Right::Write => &self.write,
         }
     }
 }
@@ -179,11 +186,14 @@ impl ClientRights for Grants {
         }
     }
 
+    fn allow_once<'a>(&'a self, key: &[u8], right: Right, answers: &mut SharedAnswers<'a>) -> bool {
+        answers.of(&self.shared, |shared| shared.keys(right).contains(key))
+            || self.own.keys(right).contains(key)
+    }
+
     fn patterns(&self, right: Right) -> usize {
-        match right {
-            Right::Read => self.shared.read.comparisons_max() + self.own.read.comparisons_max(),
-            Right::Write => self.shared.write.comparisons_max() + self.own.write.comparisons_max(),
-        }
+        let sets = [self.shared.keys(right), self.own.keys(right)];
+        sets.map(KeySet::comparisons_max).iter().sum()
     }
 
     fn seal(&self, key: &[u8]) -> Vec<u8> {

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use statehouse_protocol::rights::ClientRights as _;
+use statehouse_protocol::rights::{ClientRights as _, Right, SharedAnswers};
 
 use super::*;
 use crate::explain::{self, Question, Why};
@@ -307,6 +307,32 @@ fn clients_under_the_same_rules_share_an_index() {
     );
     let stranger = rules.grants(principal("stranger"));
     assert!(one.shares_with(&other) && !one.shares_with(&stranger));
+}
+
+/// Otherwise a change costs a comparison with all patterns for each watcher.
+#[test]
+fn shared_index_is_evaluated_once_for_a_key() {
+    let rules = rules();
+    let (one, other) = (
+        rules.grants(pump()),
+        rules.grants(Principal {
+            client: "b",
+            ..pump()
+        }),
+    );
+    let stranger = rules.grants(principal("stranger"));
+    let mut answers = SharedAnswers::default();
+    for (grants, may_read) in [(&one, true), (&other, true), (&stranger, false)] {
+        let allowed = grants.allow_once(b"limits", Right::Read, &mut answers);
+        assert_eq!(allowed, may_read);
+    }
+    // With a key that both may not read, the answer shows that it is that of the first key.
+    assert!(!other.may_read(b"secret"));
+    assert!(other.allow_once(b"secret", Right::Read, &mut answers));
+    // The client's own patterns are evaluated for each client.
+    let mut answers = SharedAnswers::default();
+    assert!(one.allow_once(b"pumps/pump/1", Right::Read, &mut answers));
+    assert!(!stranger.allow_once(b"pumps/pump/1", Right::Read, &mut answers));
 }
 
 #[test]

@@ -68,6 +68,10 @@ pub const WATCH_BYTES_MAX: u64 = 512 << 20;
 /// at once.
 pub const SWEEP_KEYS_PER_STEP_MAX: usize = 256;
 
+/// Watches of the keys of one sweep, after which the sweep takes no further key. Each of them may
+/// be a notification, and those of one step are delivered while the broker is locked.
+pub const SWEEP_WATCHES_PER_STEP_MAX: usize = 256;
+
 /// Expired keys whose watchers one step notifies again at a start. They share the fuel of one call:
 /// a million units for each are enough for an interpreter.
 pub const EXPIRIES_NOTIFIED_PER_STEP_MAX: usize = 32;

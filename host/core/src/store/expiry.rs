@@ -10,7 +10,7 @@ use super::owners::NO_OWNER;
 use super::state::State;
 use super::transaction::Transaction;
 use super::write::{Change, Write};
-use super::{Entry, Key, Quota, Table};
+use super::{Entry, Key, Quota};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{Registry, Share};
@@ -91,7 +91,21 @@ pub(super) fn postpone(
     }
 }
 
-/// Removes expired keys, up to the limit of one step.
+/// The expired visible keys that one step removes, the oldest first. The first one is always among
+/// them, so each step makes progress.
+fn due(state: &State, now_ms: u64) -> Vec<Entry> {
+    let mut watched = 0;
+    let expired = state.table.expired(now_ms);
+    let expired = expired.take(limits::SWEEP_KEYS_PER_STEP_MAX);
+    let due = expired.take_while(|entry| {
+        let fits = watched < limits::SWEEP_WATCHES_PER_STEP_MAX;
+        watched += state.watches.count_of(entry.key());
+        fits
+    });
+    due.cloned().collect()
+}
+
+/// Removes expired keys, up to the limits of one step. The others stay, and no request sees them.
 pub(super) fn sweep(
     mut state: Box<State>,
     registry: &mut Registry<Transaction>,
@@ -99,17 +113,11 @@ pub(super) fn sweep(
     now_ms: u64,
     effects: &mut Effects,
 ) -> Box<State> {
-    let due = |table: &Table| -> Vec<Entry> {
-        table
-            .expired(now_ms)
-            .take(limits::SWEEP_KEYS_PER_STEP_MAX)
-            .cloned()
-            .collect()
-    };
-    let expired = due(&state.table);
+    let expired = due(&state, now_ms);
     // Hidden keys have no watchers.
-    let forgotten = due(&state.hidden);
-    let forgotten = forgotten.into_iter().map(|entry| {
+    let forgotten = state.hidden.expired(now_ms);
+    let forgotten = forgotten.take(limits::SWEEP_KEYS_PER_STEP_MAX);
+    let forgotten = forgotten.map(|entry| {
         let key = Key::copy_from_slice(entry.key());
         Write {
             hidden: true,

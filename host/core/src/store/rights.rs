@@ -72,3 +72,56 @@ impl Rights {
         }
     }
 }
+
+/// Rights for tests.
+#[cfg(test)]
+pub(super) mod counted {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use statehouse_protocol::rights::SharedAnswers;
+
+    use super::*;
+
+    /// Grants the keys that start with `a`, and counts how many keys were compared.
+    pub(in crate::store) struct CountedRights {
+        pub(in crate::store) patterns: usize,
+        /// The part that clients share.
+        pub(in crate::store) compared: Arc<AtomicUsize>,
+    }
+
+    impl ClientRights for CountedRights {
+        fn user(&self) -> Option<&str> {
+            None
+        }
+
+        fn may_be_answered_at(&self, _: &[u8]) -> bool {
+            true
+        }
+
+        fn allow(&self, key: &[u8], _: Right) -> bool {
+            self.compared.fetch_add(1, Ordering::Relaxed);
+            key.starts_with(b"a")
+        }
+
+        fn allow_once<'a>(
+            &'a self,
+            key: &[u8],
+            right: Right,
+            answers: &mut SharedAnswers<'a>,
+        ) -> bool {
+            answers.of(&self.compared, |_| self.allow(key, right))
+        }
+
+        fn patterns(&self, _: Right) -> usize {
+            self.patterns
+        }
+
+        fn seal(&self, key: &[u8]) -> Vec<u8> {
+            key.to_vec()
+        }
+
+        fn unseal(&self, sealed: &[u8]) -> Option<Vec<u8>> {
+            Some(sealed.to_vec())
+        }
+    }
+}

@@ -220,9 +220,9 @@ impl Store {
             .state
             .take()
             .expect("every step puts the state back before it returns");
-        // Expired keys are removed first, so that no quota counts them and watchers are notified of
-        // the removal before any later change. Without room for the record they stay, and no request
-        // sees them.
+        // Expired keys are removed first, up to the limits of one step, so that no quota counts them
+        // and watchers are notified of the removal before any later change. Without room for the
+        // record they stay, and no request sees them.
         let may_sweep = self.quota.journal != JournalRoom::Nothing;
         if may_sweep && next_expiry_ms(&state).is_some_and(|expires_ms| expires_ms <= now_ms) {
             state = expiry::sweep(state, &mut self.registry, self.quota, now_ms, effects);

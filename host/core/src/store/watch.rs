@@ -28,7 +28,7 @@ use super::quota::{Exceeded, Quota};
 use crate::limits::{WATCH_OVERHEAD_BYTES, WATCH_PREFIX_BYTES_MAX};
 use crate::request::Dialect;
 use statehouse_protocol::Peer;
-use statehouse_protocol::rights::{ClientRights, Right};
+use statehouse_protocol::rights::{ClientRights, Right, SharedAnswers};
 
 /// What a watch covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -358,9 +358,11 @@ impl Watches {
         }
         let mut all: BTreeMap<&Peer, Option<Dialect>> =
             exact.map(|(peer, dialect)| (peer, Some(dialect))).collect();
+        let mut answers = SharedAnswers::default();
         for (peer, dialect) in prefixes.flatten() {
             if let Entry::Vacant(first) = all.entry(peer) {
-                first.insert(self.may_read(peer, key).then_some(*dialect));
+                let may_read = self.may_read(peer, key, &mut answers);
+                first.insert(may_read.then_some(*dialect));
             }
         }
         let all = all.into_iter();
@@ -368,9 +370,9 @@ impl Watches {
             .collect()
     }
 
-    fn may_read(&self, peer: &Peer, key: &[u8]) -> bool {
+    fn may_read<'a>(&'a self, peer: &Peer, key: &[u8], answers: &mut SharedAnswers<'a>) -> bool {
         let rights = self.by_peer.get(peer).and_then(|held| held.rights.as_ref());
-        rights.is_none_or(|rights| rights.allow(key, Right::Read))
+        rights.is_none_or(|rights| rights.allow_once(key, Right::Read, answers))
     }
 
     /// The watchers of each watched prefix of a key, the longest prefix first.

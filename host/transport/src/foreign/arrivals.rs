@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{Filter, Publish, RetainForwardRule, SubscribeReasonCode};
-use statehouse_link::{Accepted, Arrival, End, Outlet, Owner, Place, Verdict};
+use statehouse_link::{Accepted, Arrival, End, Outlet, Owner, Place, Verdict, describe_suback};
 use tokio::sync::Notify;
 
 use super::backlog::{Held, Input};
@@ -293,7 +293,8 @@ impl Owner for Foreign {
                 matches!(code, SubscribeReasonCode::Success(qos) if *qos >= filter.qos);
             if filter.path == REQUEST_TOPIC && !is_granted {
                 return Verdict::TryAgain(format!(
-                    "it does not let the store subscribe to {REQUEST_TOPIC} at QoS 1 ({code:?})"
+                    "it does not let the store subscribe to {REQUEST_TOPIC} at QoS 1 ({})",
+                    describe_suback(Some(code))
                 ));
             }
             lock(&self.presence).subscribed(&filter.path, is_granted);

@@ -128,8 +128,20 @@ impl Foreign {
         };
         loop {
             let interval = lock(ttl).interval();
+            let due = Instant::now() + interval;
             tokio::time::sleep(interval).await;
-            self.end_silent_watches(&watching, Instant::now());
+            self.check_watches(&watching, due, Instant::now());
+        }
+    }
+
+    /// Ends the watches of silent clients, at a check that was due at `due`. After a pause of the
+    /// process (SIGSTOP, `docker pause`) the timer may fire before the link has read the requests
+    /// that arrived meanwhile, so a late check ends none.
+    fn check_watches(&self, watching: &impl Fn() -> Vec<Peer>, due: Instant, now: Instant) {
+        let is_late = now.saturating_duration_since(due) > limits::WATCH_TTL_CHECK_LATE;
+        match &self.ttl {
+            Some(ttl) if is_late => lock(ttl).restart(now),
+            _ => self.end_silent_watches(watching, now),
         }
     }
 

@@ -79,6 +79,24 @@ fn no_watch_expires_while_the_store_has_no_connection() {
     assert_eq!(ended(), ["a"]);
 }
 
+/// Regression: a check after such a pause ended watches before the requests that had arrived in it
+/// were read.
+#[test]
+fn no_watch_expires_because_of_a_pause_of_the_process() {
+    let (foreign, recorded) = foreign();
+    let ended = || std::mem::take(&mut *lock(&recorded.0));
+    let watching = || vec![named("a")];
+    let now = Instant::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
+    foreign.arrived(&mut Vec::new());
+    foreign.check_watches(&watching, now, now);
+    foreign.check_watches(&watching, at(8), at(100));
+    foreign.check_watches(&watching, at(159), at(159));
+    assert!(ended().is_empty(), "the pause restarts the time to live");
+    foreign.check_watches(&watching, at(160), at(160));
+    assert_eq!(ended(), ["a"]);
+}
+
 /// A store that handles a request of a client just before it ends that client's watches.
 struct Asked {
     foreign: Mutex<Weak<Foreign>>,

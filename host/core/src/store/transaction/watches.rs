@@ -85,7 +85,9 @@ impl Transaction {
         let staged = self.changes().filter(|it| it.version() > since);
         let cost = 1 + self.rights.tries(Right::Read);
         let examined_max = (limits::PAGE_KEYS_EXAMINED_MAX / cost).max(1);
-        let (mut missed, mut bytes, mut examined) = (Vec::new(), 0, 0);
+        let compared_bytes_max = (limits::PAGE_BYTES_EXAMINED_MAX / cost).max(1);
+        let (mut missed, mut bytes) = (Vec::new(), 0);
+        let (mut examined, mut compared_bytes) = (0, 0);
         let mut reached = Reached {
             version: since,
             complete: false,
@@ -95,13 +97,18 @@ impl Transaction {
             if missed.len() == limits::MISSED_CHANGES_PER_REQUEST_MAX
                 || bytes >= limits::MISSED_BYTES_PER_REQUEST_MAX
                 || examined == examined_max
+                || compared_bytes >= compared_bytes_max
             {
                 more = true;
                 break;
             }
             examined += 1;
             reached.version = change.version();
-            if scope.covers(key, change.key()) && self.rights.granted_now(change.key()) {
+            if !scope.covers(key, change.key()) {
+                continue;
+            }
+            compared_bytes += change.key().len();
+            if self.rights.granted_now(change.key()) {
                 bytes += (change.key().len() + change.value().len()) as u64;
                 missed.push(change.clone());
             }
@@ -141,8 +148,13 @@ impl Transaction {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::policy::{self, Host, Put};
+    use crate::store::rights::Rights;
+    use crate::store::rights::counted::CountedRights;
     use crate::store::{Quota, State};
 
     fn begin(state: Box<State>, client: &str) -> Box<Transaction> {
@@ -215,6 +227,35 @@ mod tests {
         assert_eq!(reached, complete(staged));
         assert!(versions_of_missed(&mut it).is_empty());
     }
+
+    /// Regression: one request compared all changes of long keys with all patterns.
+    #[test]
+    fn missed_changes_are_compared_in_parts_of_bounded_bytes() {
+        let keys: Vec<Vec<u8>> = (b'1'..=b'9').map(|it| vec![it; 2_000]).collect();
+        let mut it = begin(Box::default(), "a");
+        keys.iter().for_each(|key| _ = put(&mut it, key));
+        let (state, ..) = it.commit();
+        let mut it = begin(state, "a");
+        let compared = Arc::new(AtomicUsize::new(0));
+        it.rights = Rights::Granted(Arc::new(CountedRights {
+            patterns: 99,
+            compared: compared.clone(),
+        }));
+        let at_once = limits::PAGE_BYTES_EXAMINED_MAX.div_ceil(100 * 2_000);
+        let mut reached = Reached {
+            version: Stamp::default(),
+            complete: false,
+        };
+        for part in keys.chunks(at_once) {
+            assert!(!reached.complete, "{reached:?}");
+            let prefix = policy::Scope::Prefix;
+            reached = it.follow_since(prefix, b"", reached.version).unwrap();
+            assert!(versions_of_missed(&mut it).is_empty(), "it may read none");
+            assert_eq!(compared.swap(0, Ordering::Relaxed), part.len());
+        }
+        assert!(reached.complete, "{reached:?}");
+    }
+
     /// Regression: a write of the same request made a version that was revoked count as known.
     #[test]
     fn version_before_a_staged_change_that_the_store_never_had_is_refused() {

@@ -1,6 +1,9 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use proptest::prelude::*;
 use statehouse_protocol::SessionId;
 
+use super::super::rights::counted::CountedRights;
 use super::*;
 
 fn peer(client: &str, connection: u64) -> Peer {
@@ -178,33 +181,12 @@ proptest! {
     }
 }
 
-/// Grants the keys that start with `a`.
-struct OnlyA;
-
-impl ClientRights for OnlyA {
-    fn user(&self) -> Option<&str> {
-        None
-    }
-
-    fn may_be_answered_at(&self, _: &[u8]) -> bool {
-        true
-    }
-
-    fn allow(&self, key: &[u8], _: Right) -> bool {
-        key.starts_with(b"a")
-    }
-
-    fn patterns(&self, _: Right) -> usize {
-        1
-    }
-
-    fn seal(&self, key: &[u8]) -> Vec<u8> {
-        key.to_vec()
-    }
-
-    fn unseal(&self, sealed: &[u8]) -> Option<Vec<u8>> {
-        Some(sealed.to_vec())
-    }
+/// The rights of a client to the keys that start with `a`.
+fn only_a(compared: &Arc<AtomicUsize>) -> Arc<dyn ClientRights> {
+    Arc::new(CountedRights {
+        patterns: 1,
+        compared: compared.clone(),
+    })
 }
 
 #[test]
@@ -214,9 +196,28 @@ fn prefix_reports_only_readable_keys() {
     for peer in [&limited, &free] {
         watches.add(Scope::Prefix, Key::new(), peer, Dialect::Sdk);
     }
-    watches.set_rights(&limited, Some(Arc::new(OnlyA)));
+    watches.set_rights(&limited, Some(only_a(&Arc::default())));
     let of = |key: &[u8]| watches.of(key).len();
     assert_eq!((of(b"a1"), of(b"b1")), (2, 1));
+}
+
+/// A change must not cost a comparison with the same patterns for each watcher.
+#[test]
+fn rights_that_watchers_share_are_evaluated_once() {
+    let mut watches = Watches::default();
+    let (compared, other) = (Arc::default(), Arc::default());
+    for connection in 0..10 {
+        let peer = peer("a", connection);
+        watches.add(Scope::Prefix, Key::new(), &peer, Dialect::Sdk);
+        let shared = if connection == 0 { &other } else { &compared };
+        watches.set_rights(&peer, Some(only_a(shared)));
+    }
+    for key in [b"a1", b"b1"] {
+        let notified = watches.of(key).len();
+        assert_eq!(notified, if key[0] == b'a' { 10 } else { 0 });
+        let counts = [&compared, &other].map(|it| it.swap(0, Ordering::Relaxed));
+        assert_eq!(counts, [1, 1]);
+    }
 }
 
 /// A change must not cost a step for each of these.

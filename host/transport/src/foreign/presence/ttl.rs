@@ -50,8 +50,13 @@ impl Ttl {
     /// The store takes requests. After a pause, this counts as a sign of life of every client.
     pub fn resume(&mut self, now: Instant) {
         if std::mem::take(&mut self.paused) {
-            self.last_seen.values_mut().for_each(|it| *it = now);
+            self.restart(now);
         }
+    }
+
+    /// Starts the time to live of every client again, after a time in which the process was paused.
+    pub fn restart(&mut self, now: Instant) {
+        self.last_seen.values_mut().for_each(|it| *it = now);
     }
 
     /// Returns the clients in `watching` that were silent for too long. The caller must end their
