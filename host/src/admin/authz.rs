@@ -233,8 +233,10 @@ fn at_the_broker(
         (Wanted::Subscribe, Some(standing)) => {
             let max = limits.subscriptions_per_session_max;
             let is_new = standing.filters.iter().all(|filter| **filter != *on);
-            (is_new && standing.filters.len() >= max)
-                .then(|| format!("it has max_client_subscriptions, which is {max}"))
+            if is_new && standing.filters.len() >= max {
+                return Some(format!("it has max_client_subscriptions, which is {max}"));
+            }
+            broker.subscription_limit(client, on).map(str::to_owned)
         }
         _ => None,
     }

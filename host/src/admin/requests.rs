@@ -11,7 +11,8 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::{
-    CACHE_CONTROL, CONNECTION, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONNECTION, HeaderValue, TRANSFER_ENCODING, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Method, Request, StatusCode, Uri};
 use serde_json::json;
@@ -114,10 +115,9 @@ impl Requests {
         if request.method() == Method::HEAD {
             *request.method_mut() = Method::GET;
         }
-        let form = has_host(&request).and_then(|()| Access::check_form(request.headers()));
-        if let Err(error) = form {
+        if let Err(refusal) = check_form(&request) {
             discard(request.into_body(), seat.clone());
-            return last(Refusal::new(StatusCode::BAD_REQUEST, error).answer());
+            return last(refusal.answer());
         }
         let subject = self.subject.borrow().clone();
         if let Some(answer) = probe(&subject, &request) {
@@ -395,6 +395,23 @@ fn session(method: &Method, operator: &Operator) -> Result<Answer, Refusal> {
             false => refused("this request was sent in no session, so none ends"),
         },
         _ => Ok(json(StatusCode::OK, &operator.about())),
+    }
+}
+
+/// Refuses a request with ambiguous headers, or with a body that the server cannot decode.
+fn check_form(request: &Request<Incoming>) -> Result<(), Refusal> {
+    has_host(request)
+        .and_then(|()| Access::check_form(request.headers()))
+        .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error))?;
+    // The HTTP library accepts any encodings before a last `chunked`, and decodes only that.
+    let mut encodings = request.headers().get_all(TRANSFER_ENCODING).iter();
+    match (encodings.next(), encodings.next()) {
+        (None, _) => Ok(()),
+        (Some(only), None) if only.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => {
+            let error = "the only supported Transfer-Encoding is `chunked`";
+            Err(Refusal::new(StatusCode::NOT_IMPLEMENTED, error))
+        }
     }
 }
 

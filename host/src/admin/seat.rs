@@ -29,6 +29,14 @@ pub(super) enum Holder {
 }
 
 impl Holder {
+    /// Why it gets no seat if all are taken.
+    fn full(&self) -> &'static str {
+        match self {
+            Self::Owner | Self::User(_) => "too many operators are connected: try again later",
+            Self::Network(_) => "too many connections read this address: try again later",
+        }
+    }
+
     /// Why it gets no further seat; none if it may have all of them.
     fn refusal(&self) -> Option<&'static str> {
         match self {
@@ -56,7 +64,7 @@ impl Seats {
     fn take(self: &Arc<Self>, holder: Holder) -> Result<Taken, &'static str> {
         let mut taken = self.lock();
         if taken.values().sum::<usize>() >= limits::ADMIN_OPERATORS_MAX {
-            return Err("too many operators are connected: try again later");
+            return Err(holder.full());
         }
         let count = taken.entry(holder.clone()).or_default();
         if *count >= limits::ADMIN_USER_CONNECTIONS_MAX
@@ -174,6 +182,15 @@ mod tests {
         let of_owner = take(&Holder::Owner);
         let all = of_reader.len() + of_other.len() + of_network.len() + of_owner.len();
         assert_eq!(all, limits::ADMIN_OPERATORS_MAX);
+        let refusal = |holder: Holder| seats.take(holder).err();
+        assert_eq!(
+            refusal(Holder::Owner),
+            Some("too many operators are connected: try again later")
+        );
+        assert_eq!(
+            refusal(Holder::Network(IpAddr::from([192, 0, 2, 2]))),
+            Some("too many connections read this address: try again later")
+        );
         drop((of_reader, of_other, of_network, of_owner));
         assert!(seats.lock().is_empty());
     }

@@ -227,6 +227,24 @@ fn explain_names_the_limit_that_refuses_a_client() {
     assert_eq!(limit(&["press-4", "CONNECT"]), None);
 }
 
+/// Regression: a shared subscription beyond the limit was allowed.
+#[test]
+fn explain_names_the_limit_of_shared_subscriptions() {
+    let server = Server::start();
+    let mut store = server.store("press-4");
+    for number in 0..64 {
+        let filter = format!("$share/g/{number}");
+        assert_eq!(store.client.subscribe(&filter, 1), 1, "{filter}");
+    }
+    let limit = |filter: &str| limit(&server, &["press-4", "SUBSCRIBE", filter]);
+    let full = "the session has as many shared subscriptions as it may have";
+    assert_eq!(limit("$share/g/64").as_deref(), Some(full));
+    assert_eq!(store.client.subscribe("$share/g/64", 1), QUOTA_EXCEEDED);
+    for allowed in ["$share/g/0", "plain"] {
+        assert_eq!(limit(allowed), None, "{allowed}");
+    }
+}
+
 /// Regression: a client with a session was allowed, although the store reads no CONNECT then.
 #[test]
 fn explain_denies_every_client_at_max_connections() {

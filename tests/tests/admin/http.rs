@@ -128,6 +128,27 @@ fn repeated_single_value_header_is_refused() {
     }
 }
 
+/// Regression: the body was stored without decoding it.
+#[test]
+fn transfer_encoding_other_than_chunked_is_refused() {
+    let server = Server::start();
+    let api = api(&server);
+    for (encodings, expected) in [
+        (&["gzip, chunked"][..], 501),
+        (&["gzip", "chunked"][..], 501),
+        (&["chunked"][..], 200),
+    ] {
+        let encodings = encodings
+            .iter()
+            .map(|it| format!("Transfer-Encoding: {it}"));
+        let lines: Vec<_> = encodings.chain([api.bearer()]).collect();
+        let lines: Vec<_> = lines.iter().map(String::as_str).collect();
+        let head = api.head("PUT /v1/key?key=a", &lines);
+        let (status, answer) = api.send(format!("{head}3\r\nabc\r\n0\r\n\r\n").as_bytes());
+        assert_eq!(status, expected, "{lines:?}: {answer}");
+    }
+}
+
 #[test]
 fn request_of_http_1_1_without_a_host_is_refused() {
     let server = Server::start();
