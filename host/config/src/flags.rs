@@ -155,7 +155,9 @@ settings! {
         )]
         pub commit_delay: Option<Span>,
 
-        /// How far back `history`, `--as-of` and `replay` reach at most [default: 1d]
+        /// How long history is kept for `history`, `--as-of` and `replay`. That since the second
+        /// newest snapshot is kept at any age, so a store with few writes keeps it longer [default:
+        /// 1d]
         #[arg(
             long,
             value_name = "TIME",
@@ -164,7 +166,8 @@ settings! {
         )]
         pub history_retention: Option<Span>,
 
-        /// Maximum bytes on disk that are kept only for history [default: 268435456]
+        /// Maximum bytes on disk that are kept only for history, beyond the second newest snapshot
+        /// and its log [default: 268435456]
         #[arg(
             long,
             value_name = "BYTES", value_parser = values::size,
@@ -220,7 +223,8 @@ settings! {
         #[arg(long, value_name = "FORMAT", env = "STATEHOUSE_LOG")]
         pub log: Option<LogFormat>,
 
-        /// The log filter: a level, or directives such as `warn,statehouse=debug` [default: info]
+        /// The log filter: a level, `off`, or directives such as `warn,statehouse=debug`
+        /// [default: info]
         #[arg(long, value_name = "FILTER", env = "STATEHOUSE_LOG_FILTER")]
         pub log_filter: Option<String>,
 

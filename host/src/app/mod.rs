@@ -8,7 +8,7 @@
 //!   [`operations`]: figures of a member, and what operators ask of a leader.
 //! * [`administration`]: the admin API, signed orders and the policy directory.
 //! * [`check`]: finds what would make a start fail, without a start.
-//! * [`service_manager`]: readiness and watchdog of systemd. [`signals`]: SIGTERM and SIGINT.
+//! * [`service_manager`]: readiness and watchdog of systemd. [`signals`]: what signals do.
 
 use std::io::{self, IsTerminal};
 use std::panic;
@@ -58,6 +58,7 @@ mod start;
 pub use check::{Findings, check};
 #[cfg(feature = "cluster")]
 pub(crate) use join::connect;
+pub use signals::ignore_file_size;
 
 /// Exit code of a store that may start later (EX_TEMPFAIL of sysexits.h). A service manager must
 /// start it again, because a time server sets most clocks soon, and disk space may come back.
@@ -177,7 +178,7 @@ pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
         .map_err(Failure::transport)?;
     {
         let _within = runtime.enter();
-        signals::ignore().map_err(Failure::transport)?;
+        signals::ignore_hangup().map_err(Failure::transport)?;
     }
     #[cfg(feature = "cluster")]
     if let Some(cluster) = config.cluster.clone() {
@@ -248,14 +249,17 @@ fn multi_threaded(threads: usize) -> io::Result<Runtime> {
 fn log_filter(text: &str) -> anyhow::Result<Targets> {
     let directives = text.split(',').map(str::trim).filter(|it| !it.is_empty());
     let directives: Vec<&str> = directives.collect();
-    // `Targets` takes a word that is no level as a target, and then logs nothing else.
-    let are_known = directives
-        .iter()
-        .all(|it| it.contains('=') || it.parse::<LevelFilter>().is_ok());
+    // `Targets` takes a word that is no level as a target, and then logs nothing else. It takes an
+    // empty level as `error`, and an empty list as `off`.
+    let is_known = |it: &&str| match it.split_once('=') {
+        Some((_, level)) => !level.is_empty(),
+        None => it.parse::<LevelFilter>().is_ok(),
+    };
+    let are_known = !directives.is_empty() && directives.iter().all(is_known);
     let filter = directives.join(",").parse().ok();
     filter.filter(|_| are_known).with_context(|| {
         format!(
-            "the log filter `{text}` is not a level (error, warn, info, debug, trace) or a list of target=level"
+            "the log filter `{text}` is not a level (off, error, warn, info, debug, trace) or a list of target=level"
         )
     })
 }
@@ -377,5 +381,15 @@ mod tests {
         for text in ["==", "warning", "info,verbose", "statehouse"] {
             assert!(log_filter(text).is_err(), "{text}");
         }
+    }
+
+    /// Regression: each of these turned the log off, or all of it except errors.
+    #[test]
+    fn log_filter_without_a_level_is_refused() {
+        for text in ["", " ", ",", "statehouse=", "info,statehouse= "] {
+            assert!(log_filter(text).is_err(), "{text}");
+        }
+        let off = log_filter("off").unwrap();
+        assert!(!off.would_enable("statehouse", &Level::ERROR));
     }
 }

@@ -2,12 +2,14 @@
 //! it: a hook that renews certificates may send it during a long start. Ignores SIGXFSZ, so that a
 //! file that grows beyond its limit is an error with words.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
 use anyhow::Context;
 use rustix::process::Signal;
+use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -20,13 +22,23 @@ pub(super) struct Signals {
     is_awaited: Arc<AtomicBool>,
 }
 
-/// Replaces the default actions of SIGHUP and SIGXFSZ for the rest of the process. Must be called
-/// within a runtime.
-pub(super) fn ignore() -> anyhow::Result<()> {
-    let hangup = signal(SignalKind::hangup()).context("cannot ignore SIGHUP")?;
-    let size = SignalKind::from_raw(Signal::XFSZ.as_raw());
-    let size = signal(size).context("cannot ignore SIGXFSZ")?;
-    drop((hangup, size));
+/// Replaces the default action of SIGHUP for the rest of the process. Must be called within a
+/// runtime.
+pub(super) fn ignore_hangup() -> anyhow::Result<()> {
+    drop(signal(SignalKind::hangup()).context("cannot ignore SIGHUP")?);
+    Ok(())
+}
+
+/// Replaces the default action of SIGXFSZ for the rest of the process: a write beyond the limit of
+/// file sizes then fails. Programs that this process starts keep the default action, because they
+/// do not inherit handlers.
+///
+/// # Errors
+/// If the system refuses the handler, or has no free file descriptor for it.
+pub fn ignore_file_size() -> io::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
+    let _entered = runtime.enter();
+    drop(signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?);
     Ok(())
 }
 
@@ -35,7 +47,7 @@ impl Signals {
     /// long recovery. The default action is not enough, since a process with the id 1, as in a
     /// container, has none.
     pub(super) fn start() -> anyhow::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
+        let runtime = runtime::Builder::new_current_thread()
             .enable_io()
             .build()
             .context("cannot wait for signals")?;

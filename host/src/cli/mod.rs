@@ -53,7 +53,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::{build, time};
+use crate::{app, build, time};
 use statehouse_config::limits;
 
 /// An MQTT 5 state store whose command logic is a WebAssembly component.
@@ -128,6 +128,8 @@ pub fn main() -> ExitCode {
     if let Some(code) = statehouse_precompiled::child() {
         return code;
     }
+    // If this fails, a write beyond the limit ends the process, as it does by default.
+    _ = app::ignore_file_size();
     completions::answer::<Cli>();
     statehouse_precompiled::Compiler::this_program(limits::COMPILE).install();
     let arguments: Vec<OsString> = env::args_os().collect();

@@ -96,6 +96,8 @@ fn exit_code_of_the_command_is_returned() {
         run(&server, &["lock"], &format!("exit {code}")).code(code);
     }
     run(&server, &["lock"], "kill -TERM $$").code(143);
+    // This program handles the signal, and its command does not inherit that.
+    run(&server, &["lock"], "kill -XFSZ $$").code(153);
     let port = server.port().to_string();
     let missing = ["lock", "lock", "--port", &port, "--", "/no/such/program"];
     statehouse_tests::run(&missing, b"")

@@ -261,6 +261,12 @@ fn invalid_flag_or_variable_is_refused() {
             .says(value);
     }
     let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
+    serve.env("STATEHOUSE_LOG_FILTER", "");
+    serve.current_dir(directory.path());
+    statehouse_tests::command::finish(serve, b"")
+        .code(2)
+        .says("log filter");
+    let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
     serve.env("STATEHOUSE_MAX_KEYS", "several");
     statehouse_tests::command::finish(serve, b"")
         .code(2)

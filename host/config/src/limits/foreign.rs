@@ -102,3 +102,7 @@ pub const WATCH_TTL_CHECKS: u32 = 8;
 /// The longest time between two such checks. A check holds the store's lock while it walks over all
 /// watchers.
 pub const WATCH_TTL_CHECK_MAX: Duration = Duration::from_secs(60);
+
+/// From this delay of such a check on, the process counts as paused in between. Load delays a timer
+/// less.
+pub const WATCH_TTL_CHECK_LATE: Duration = Duration::from_secs(1);
