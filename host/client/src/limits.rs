@@ -57,13 +57,10 @@ pub(crate) const CLOCK_AHEAD_MS_MAX: u64 = 60_000;
 /// Shortest pause between two questions how far the store is.
 pub(crate) const WATCH_REFRESH_MIN: Duration = Duration::from_millis(10);
 
-/// Pause before a watch is registered once more if no store was subscribed to requests. Behind a
-/// foreign broker that restarted, the client is often connected before the store.
+/// Pause before a watch is registered again if no store was subscribed to requests, or if a limit
+/// of the broker refused the request. Behind a foreign broker that restarted, the client is often
+/// connected before the store.
 pub(crate) const WATCH_RETRY_PAUSE: Duration = Duration::from_millis(500);
-
-/// Longest pause before a watch is registered once more if a limit of the broker refused that. It
-/// doubles from [`WATCH_RETRY_PAUSE`]. A rate limit passes, and a full disk may need an operator.
-pub(crate) const WATCH_RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// First pause between attempts to reconnect.
 pub(crate) const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);

@@ -370,40 +370,25 @@ async fn lower_versions_after_a_refused_resumption_are_events() {
     assert_eq!(deleted.unwrap(), Ok(WatchEvent::Deleted { key, version }));
 }
 
-/// Behind a foreign broker that restarted, the client is connected before the store.
+/// Behind a foreign broker that restarted, the client is connected before the store. Regression:
+/// one PUBACK of a rate limit ended the watch.
 #[tokio::test]
-async fn watch_waits_for_a_store_after_reconnect() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
-    let mut watch = watch(&mut peer, &client).await;
-    drop(peer);
-    let mut peer = broker.accept(Greeting::default()).await;
-    for _ in 0..2 {
-        let request = peer.request().await;
-        assert_eq!(request.payload, keynotify("k"));
-        peer.acknowledge(&request, NO_MATCHING_SUBSCRIBERS, None)
-            .await;
+async fn watch_waits_for_a_store_and_for_room_after_reconnect() {
+    for reason in [NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED] {
+        let (broker, options) = Broker::start().await;
+        let (mut peer, client) = connect(&broker, options).await;
+        let mut watch = watch(&mut peer, &client).await;
+        drop(peer);
+        let mut peer = broker.accept(Greeting::default()).await;
+        for _ in 0..2 {
+            let request = peer.request().await;
+            assert_eq!(request.payload, keynotify("k"));
+            peer.acknowledge(&request, reason, None).await;
+        }
+        peer.serve(&keynotify("k"), b"+OK\r\n", None).await;
+        let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
+        assert_eq!(watch.next().await, gap);
     }
-    peer.serve(&keynotify("k"), b"+OK\r\n", None).await;
-    let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
-    assert_eq!(watch.next().await, gap);
-}
-
-/// Regression: one PUBACK of a rate limit ended the watch.
-#[tokio::test]
-async fn rate_limited_watch_is_registered_after_a_pause() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
-    let mut watch = watch(&mut peer, &client).await;
-    drop(peer);
-    let mut peer = broker.accept(Greeting::resumed()).await;
-    let request = peer.request().await;
-    assert_eq!(request.payload, keynotify("k"));
-    let text = Some("too many messages per second");
-    peer.acknowledge(&request, QUOTA_EXCEEDED, text).await;
-    peer.serve(&keynotify("k"), b"+OK\r\n", None).await;
-    let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
-    assert_eq!(watch.next().await, gap);
 }
 
 #[tokio::test]

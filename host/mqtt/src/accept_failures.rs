@@ -3,9 +3,7 @@
 
 use std::{io, time::Instant};
 
-use crate::log_throttle::LogThrottle;
-
-use crate::limits::ACCEPT_LOG_PAUSE;
+use crate::{limits::ACCEPT_LOG_PAUSE, log_throttle::LogThrottle};
 
 /// The failures of one listener.
 #[derive(Debug, Default)]

@@ -134,15 +134,10 @@ impl Link {
         Ok(self.acks_from + self.acks.len() as u64 - 1)
     }
 
-    /// Whether a client of MQTT 3.1.1 must wait until the broker has acknowledged its messages.
-    pub(crate) fn must_wait_to_publish(&self) -> bool {
-        self.version == ProtocolVersion::V311 && self.is_receive_max_reached()
-    }
-
     /// Whether the client has as many unacknowledged messages as the Receive Maximum allows. A
     /// client of MQTT 3.1.1 does not know it, and may send its PUBRELs behind any number of
     /// messages.
-    fn is_receive_max_reached(&self) -> bool {
+    pub(crate) fn is_receive_max_reached(&self) -> bool {
         let unreleased = match self.version {
             ProtocolVersion::V311 => 0,
             ProtocolVersion::V5 => self.unreleased,

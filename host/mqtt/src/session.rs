@@ -459,7 +459,8 @@ impl Session {
 
     /// Whether a client of MQTT 3.1.1 must wait until the broker has acknowledged its messages.
     pub(crate) fn must_wait_to_publish(&self) -> bool {
-        self.link.as_ref().is_some_and(Link::must_wait_to_publish)
+        let link = self.link.as_ref();
+        link.is_some_and(|it| it.version == ProtocolVersion::V311 && it.is_receive_max_reached())
     }
 
     /// Answers a pending acknowledgement of the current connection. Does nothing if `position` is

@@ -322,17 +322,14 @@ impl SessionQueue {
     }
 
     /// The number of the first message that must leave before the acknowledgement of its request,
-    /// because the log had no room for it. Takes constant time on average.
+    /// because the log had no room for it. May be lower if such a message was dropped. Every search
+    /// begins behind the end of the last one, so the calls take constant time on average.
     pub(crate) fn first_unrecorded_answer(&mut self) -> Option<u64> {
         if self.front_number()? > self.unrecorded_from? {
-            self.find_unrecorded_answer();
+            let first = self.queue.iter().find(|it| it.is_unrecorded_answer());
+            self.unrecorded_from = first.map(|entry| entry.number);
         }
         self.unrecorded_from
-    }
-
-    fn find_unrecorded_answer(&mut self) {
-        let first = self.queue.iter().find(|it| it.is_unrecorded_answer());
-        self.unrecorded_from = first.map(|entry| entry.number);
     }
 
     pub(crate) fn front(&self) -> Option<&Queued> {
@@ -552,9 +549,6 @@ impl SessionQueue {
             !should_drop
         });
         self.expires = expires;
-        if self.unrecorded_from.is_some() {
-            self.find_unrecorded_answer();
-        }
         self.bytes.subtract(freed);
         self.trim();
         before - self.queue.len()

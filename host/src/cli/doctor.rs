@@ -95,7 +95,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
-/// Why a start refuses the files beside the log: the lock, the directory of policies, and the name
+/// Why a start refuses the files next to the log: the lock, the directory of policies, and the name
 /// of the store. A host of a cluster needs only the lock. The rights of this account do not count,
 /// because it may not be that of the store.
 fn refusals(past: &Past) -> Result<Vec<String>, Failure> {

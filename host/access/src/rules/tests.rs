@@ -295,32 +295,23 @@ fn too_many_rules_are_refused() {
     assert!(matches!(error, RulesError::TooMany), "{error}");
 }
 
+fn two_pumps_and_a_stranger() -> [Arc<Grants>; 3] {
+    let (rules, client) = (rules(), "b");
+    let other = Principal { client, ..pump() };
+    let stranger = principal("stranger");
+    [pump(), other, stranger].map(|it| rules.grants(it))
+}
+
 #[test]
 fn clients_under_the_same_rules_share_an_index() {
-    let rules = rules();
-    let (one, other) = (
-        rules.grants(pump()),
-        rules.grants(Principal {
-            client: "b",
-            ..pump()
-        }),
-    );
-    let stranger = rules.grants(principal("stranger"));
+    let [one, other, stranger] = two_pumps_and_a_stranger();
     assert!(one.shares_with(&other) && !one.shares_with(&stranger));
 }
 
 /// Otherwise a change costs a comparison with all patterns for each watcher.
 #[test]
 fn shared_index_is_evaluated_once_for_a_key() {
-    let rules = rules();
-    let (one, other) = (
-        rules.grants(pump()),
-        rules.grants(Principal {
-            client: "b",
-            ..pump()
-        }),
-    );
-    let stranger = rules.grants(principal("stranger"));
+    let [one, other, stranger] = two_pumps_and_a_stranger();
     let mut answers = SharedAnswers::default();
     for (grants, may_read) in [(&one, true), (&other, true), (&stranger, false)] {
         let allowed = grants.allow_once(b"limits", Right::Read, &mut answers);

@@ -164,8 +164,6 @@ pub(crate) struct Registration {
     cause: Option<GapCause>,
     /// The number of the connection. The next connection registers the watch itself.
     epoch: u64,
-    /// The pause before the next attempt if a limit of the broker refuses this one.
-    pause: Duration,
 }
 
 /// A key or prefix of a watch.
@@ -204,7 +202,6 @@ impl Registration {
             restarts: 0,
             cause,
             epoch,
-            pause: limits::WATCH_RETRY_PAUSE,
         }
     }
 
@@ -239,19 +236,11 @@ impl Registration {
     /// As [`ask`](Self::ask), but handles errors.
     async fn step(&mut self) -> bool {
         let error = match self.ask().await {
-            Ok(is_over) => {
-                self.pause = limits::WATCH_RETRY_PAUSE;
-                return is_over;
-            }
+            Ok(is_over) => return is_over,
             Err(error) => error,
         };
-        if error.is_without_store() {
+        if error.is_without_store() || matches!(error, Error::QuotaExceeded(_)) {
             tokio::time::sleep(limits::WATCH_RETRY_PAUSE).await;
-            return false;
-        }
-        if matches!(error, Error::QuotaExceeded(_)) {
-            tokio::time::sleep(self.pause).await;
-            self.pause = (2 * self.pause).min(limits::WATCH_RETRY_PAUSE_MAX);
             return false;
         }
         let session = Arc::clone(&self.session);

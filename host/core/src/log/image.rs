@@ -394,8 +394,8 @@ impl Image {
 
     /// Skips the versions that may have been answered but are not on the disk. Must be called at a
     /// start after a crash if answers left before their records were durable. `wall_ms` is the wall
-    /// clock, in milliseconds since 1970. If it was set back since the last flush before the crash, a
-    /// version may be assigned twice.
+    /// clock, in milliseconds since 1970. If it was set back since the last flush before the crash,
+    /// a version may be assigned twice.
     pub fn skip_unrecorded_versions(&mut self, wall_ms: u64) {
         let last = self.state.hlc.last();
         // A client that has a lost version must learn that it was revoked.

@@ -418,13 +418,10 @@ impl Sending<'_> {
     /// these wait for acknowledgements of the client, only those that a crash would lose hold them
     /// back. Returns true if the writer must be woken.
     fn flush_acks(&mut self) -> bool {
-        let first_waiting = if !waits_for_client(self.link, self.queue) {
-            self.queue.front_number()
-        } else if self.link.must_wait_to_publish() {
-            // The packets that the client has sent may be in front of its acknowledgements.
-            None
-        } else {
-            self.queue.first_unrecorded_answer()
+        // A client of MQTT 3.1.1 has no answers, so it does not wait for its own acknowledgements.
+        let first_waiting = match waits_for_client(self.link, self.queue) {
+            true => self.queue.first_unrecorded_answer(),
+            false => self.queue.front_number(),
         };
         self.link
             .send_acks(first_waiting, self.exchanges, &mut self.log)

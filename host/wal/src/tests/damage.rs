@@ -177,18 +177,11 @@ fn files_of_another_store_are_rejected() {
     assert!(refused > 1, "{refused}");
 }
 
-/// Nothing reads the files before a break in the chain of segments, so they are history.
-#[test]
-fn files_before_a_break_are_removed_as_history() {
-    let options = |history_bytes, history_ms| Options {
-        history_bytes,
-        history_ms,
-        ..small()
-    };
+/// A killed log of 40 records: three in each segment, and a snapshot after every fifth.
+fn with_snapshots(options: Options) -> (Simulation, Vec<Vec<u8>>) {
     let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, options(u64::MAX, u64::MAX)).expect("opens");
+    let (log, ..) = open(&disk, options).expect("opens");
     let mut list = Vec::new();
-    // Three records per segment, and a snapshot after every fifth.
     for round in 0..40 {
         list.push(vec![round as u8; 1000]);
         log.append(&[&list[list.len() - 1]]).expect("small");
@@ -197,7 +190,18 @@ fn files_before_a_break_are_removed_as_history() {
             snapshot(&log, &list, round).expect("no faults");
         }
     }
-    let disk = disk.kill();
+    (disk.kill(), list)
+}
+
+/// Nothing reads the files before a break in the chain of segments, so they are history.
+#[test]
+fn files_before_a_break_are_removed_as_history() {
+    let options = |history_bytes, history_ms| Options {
+        history_bytes,
+        history_ms,
+        ..small()
+    };
+    let (disk, list) = with_snapshots(options(u64::MAX, u64::MAX));
     let mut content = disk.content(&files::segment(6)).expect("records 16 to 18");
     content[0] ^= 1;
     disk.put(&files::segment(6), &content);
@@ -231,24 +235,11 @@ fn files_before_a_break_are_removed_as_history() {
 /// Regression: one damaged byte made all history unreadable, although the store started.
 #[test]
 fn history_begins_after_damage_that_a_snapshot_covers() {
-    let options = || Options {
+    let (disk, list) = with_snapshots(Options {
         history_bytes: u64::MAX,
         history_ms: u64::MAX,
         ..small()
-    };
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, options()).expect("opens");
-    let mut list = Vec::new();
-    // Three records per segment, and a snapshot after every fifth.
-    for round in 0..40 {
-        list.push(vec![round as u8; 1000]);
-        log.append(&[&list[list.len() - 1]]).expect("small");
-        log.commit().expect("no faults");
-        if round % 5 == 4 {
-            snapshot(&log, &list, round).expect("no faults");
-        }
-    }
-    let disk = disk.kill();
+    });
     let oldest = |disk: &Simulation| {
         let mut records = Records::default();
         let range = read(disk, Base::Oldest, LogPosition::END, &mut records);
@@ -270,7 +261,7 @@ fn history_begins_after_damage_that_a_snapshot_covers() {
         let gap = records.gap.take().expect("reported");
         assert_eq!((base, gap.file), (20, files::segment(6)), "{segments:?}");
         assert!(records.list() == list);
-        assert!(open(&disk.fork(), options()).is_ok());
+        assert!(open(&disk.fork(), small()).is_ok());
 
         // Without these snapshots, the end of the log cannot be read.
         for position in [20, 25, 30, 35, 40] {
