@@ -187,24 +187,31 @@ HB/uiKppHQ==
 -----END CERTIFICATE-----
 ";
 
-    /// The error text for a file with these bytes.
-    fn said(name: &str, bytes: &[u8]) -> String {
-        let path = std::env::temp_dir().join(format!("statehouse-{name}-{:x}", crate::random()));
+    /// Reads a file with these bytes.
+    fn read_file<T>(bytes: impl AsRef<[u8]>, read: impl FnOnce(&Path) -> T) -> T {
+        let path = std::env::temp_dir().join(format!("statehouse-pem-{:x}", crate::random()));
         std::fs::write(&path, bytes).unwrap();
-        let error = config(Some(&path), None).unwrap_err().to_string();
+        let result = read(&path);
         std::fs::remove_file(&path).unwrap();
-        error
+        result
+    }
+
+    /// The error text for a file with these bytes.
+    fn said(bytes: &[u8]) -> String {
+        read_file(bytes, |path| {
+            config(Some(path), None).unwrap_err().to_string()
+        })
     }
 
     #[test]
     fn a_file_that_holds_no_certificate_is_named() {
         let none = "holds no certificate in PEM form";
-        assert!(said("empty", b"").ends_with(none));
-        assert!(said("binary", b"\x30\x82\x01\x00").ends_with(none));
+        assert!(said(b"").ends_with(none));
+        assert!(said(b"\x30\x82\x01\x00").ends_with(none));
         let broken = b"-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n";
-        assert!(said("broken", broken).ends_with(none));
+        assert!(said(broken).ends_with(none));
         let nonsense = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
-        assert!(said("nonsense", nonsense).contains("cannot be used"));
+        assert!(said(nonsense).contains("cannot be used"));
     }
 
     /// Regression: only the first certificate of a chain was checked.
@@ -212,32 +219,27 @@ HB/uiKppHQ==
     fn each_certificate_of_a_chain_is_decoded() {
         let good = GOOD.to_owned();
         let nonsense = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
-        let path = std::env::temp_dir().join(format!("statehouse-chain-{:x}", crate::random()));
         for (text, count) in [
             (good.clone(), Some(1)),
             (good.clone() + &good, Some(2)),
             (good + nonsense, None),
         ] {
-            std::fs::write(&path, text).unwrap();
-            assert_eq!(chain(&path).ok().map(|it| it.len()), count);
+            assert_eq!(read_file(text, chain).ok().map(|it| it.len()), count);
         }
-        std::fs::remove_file(&path).unwrap();
     }
 
     /// Regression: the section behind a mark was left out.
     #[test]
     fn byte_order_marks_hide_no_certificate() {
-        let path = std::env::temp_dir().join(format!("statehouse-marks-{:x}", crate::random()));
         for (text, count) in [
             (format!("\u{feff}{GOOD}"), 1),
             (format!("\u{feff}{GOOD}{GOOD}"), 2),
             (format!("{GOOD}\u{feff}{GOOD}"), 2),
             (format!("# Wärme\r\u{feff}{GOOD}"), 1),
         ] {
-            std::fs::write(&path, &text).unwrap();
-            assert_eq!(certificates(&path).unwrap().len(), count, "{text}");
+            let found = read_file(&text, certificates).unwrap();
+            assert_eq!(found.len(), count, "{text}");
         }
-        std::fs::remove_file(&path).unwrap();
         let (key, marked) = ("-----BEGIN", "\u{feff}-----BEGIN");
         assert_eq!(without_marks(marked.as_bytes()), key.as_bytes());
         // Within a line it is a character of the text.
@@ -266,6 +268,6 @@ HB/uiKppHQ==
     #[test]
     fn a_file_of_another_kind_is_not_read_whole() {
         let bytes = usize::try_from(limits::PEM_FILE_BYTES_MAX).unwrap() + 1;
-        assert!(said("large", &vec![b'x'; bytes]).contains("is larger than"));
+        assert!(said(&vec![b'x'; bytes]).contains("is larger than"));
     }
 }

@@ -97,13 +97,9 @@ pub(crate) async fn accept(
     let (client, user) = (attempt.client.clone(), attempt.user.clone());
     let refuse = |reason, text| {
         broker.refusal_log().report(&Refusal {
-            what: Refused::Connect,
-            reason,
-            text: Some(text),
-            peer: Some(door.peer),
-            is_admitted: false,
             client: &client,
             user: user.as_deref(),
+            ..Refusal::of_connect(reason, text, door.peer)
         });
         Err((reason, text))
     };

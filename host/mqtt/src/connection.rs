@@ -29,7 +29,7 @@ use tokio::{
 use writer::Writer;
 
 use crate::{
-    Broker, Door, Limits, Origin, ReasonCode, Refusal, Refused,
+    Broker, Door, Limits, Origin, ReasonCode, Refusal,
     admission::{self, Credentials},
     codec::{self, Answer, Connect, ConnectFault, Violation},
     core::Accepted,
@@ -130,15 +130,8 @@ async fn receive_connect<R: AsyncRead + Unpin>(
     let first = read_connect(reader, buffer, limits, memory);
     let first = timeout_at(deadline, first).await;
     let report = |reason, text| {
-        broker.refusal_log().report(&Refusal {
-            what: Refused::Connect,
-            reason,
-            text: Some(text),
-            peer: Some(peer),
-            is_admitted: false,
-            client: "",
-            user: None,
-        });
+        let refusal = Refusal::of_connect(reason, text, peer);
+        broker.refusal_log().report(&refusal);
     };
     match first {
         Ok(Some(Ok(connect))) => Ok(connect),
@@ -200,10 +193,7 @@ async fn read_connect<R: AsyncRead + Unpin>(
                 reason: ReasonCode::SERVER_BUSY,
                 text: "large CONNECTs of all clients exceed the memory limit: retry later",
             };
-            return Some(Err(ConnectFault {
-                violation,
-                answer: Answer::None,
-            }));
+            return Some(Err(ConnectFault::silent(violation)));
         }
         if reader.read_buf(buffer).await.ok()? == 0 {
             return None;

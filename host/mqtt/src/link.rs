@@ -204,7 +204,7 @@ impl Link {
             } else {
                 kind::PUBACK
             };
-            wake |= log.put(&self.output, ack.barrier, |out| {
+            wake |= log.change_log.put(&self.output, ack.barrier, |out| {
                 codec::ack(
                     out,
                     self.version,

@@ -245,17 +245,13 @@ impl ChangeLog {
 pub(crate) struct SessionLog<'a> {
     session: SessionId,
     is_on: bool,
-    change_log: &'a mut ChangeLog,
+    /// For outputs and room only: records of the session must go through [`SessionLog::write`].
+    pub(crate) change_log: &'a mut ChangeLog,
 }
 
 impl SessionLog<'_> {
     pub(crate) fn is_on(&self) -> bool {
         self.is_on
-    }
-
-    /// Whether the log has room for a change that the session could also keep in memory only.
-    pub(crate) fn has_room(&self) -> bool {
-        self.change_log.has_room()
     }
 
     pub(crate) fn write(&mut self, part: Part<'_>) {
@@ -291,25 +287,6 @@ impl SessionLog<'_> {
             true => self.change_log.barrier_for_all_changes(),
             false => Barrier::NONE,
         }
-    }
-
-    pub(crate) fn put(
-        &mut self,
-        output: &Arc<Output>,
-        barrier: Barrier,
-        encode: impl FnOnce(&mut BytesMut),
-    ) -> bool {
-        self.change_log.put(output, barrier, encode)
-    }
-
-    pub(crate) fn offer(
-        &mut self,
-        output: &Arc<Output>,
-        barrier: Barrier,
-        packet_bytes: usize,
-        encode: impl FnOnce(&mut BytesMut),
-    ) -> Option<bool> {
-        self.change_log.offer(output, barrier, packet_bytes, encode)
     }
 }
 

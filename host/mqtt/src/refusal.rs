@@ -57,7 +57,20 @@ pub struct Refusal<'a> {
     pub user: Option<&'a str>,
 }
 
-impl Refusal<'_> {
+impl<'a> Refusal<'a> {
+    /// A CONNECT that was refused before the access control has decided about it.
+    pub(crate) fn of_connect(reason: ReasonCode, text: &'a str, peer: SocketAddr) -> Self {
+        Self {
+            what: Refused::Connect,
+            reason,
+            text: Some(text),
+            peer: Some(peer),
+            is_admitted: false,
+            client: "",
+            user: None,
+        }
+    }
+
     /// Whether the broker refused the credentials of a client: they have expired, they are of
     /// another identity than before, or the access control did not decide in time.
     #[must_use]

@@ -426,15 +426,8 @@ mod tests {
 
     #[test]
     fn finds_by_filter() {
-        let (mut retained, now) = (Retained::default(), Instant::now());
-        for topic in ["a", "a/b", "a/b/c", "ab", "b", "$SYS/a"] {
-            assert!(set(
-                &mut retained,
-                &message(topic, "x"),
-                &Limits::default(),
-                now
-            ));
-        }
+        let topics = ["a", "a/b", "a/b/c", "ab", "b", "$SYS/a"];
+        let retained = with_topics(topics.map(String::from));
         let found = |filter: &str| found(&retained, filter, usize::MAX).0;
         assert_eq!(found("a"), ["a"]);
         assert_eq!(found("a/#"), ["a", "a/b", "a/b/c"]);

@@ -184,11 +184,7 @@ impl Router {
     fn subscribers(&mut self, topics: &Bytes) -> &mut Subscribers {
         if topic::has_wildcard(topics) {
             let (path, hash) = self.levels.acquire(topics);
-            let node = self.wild.insert(&path);
-            match hash {
-                true => &mut node.below,
-                false => &mut node.here,
-            }
+            self.wild.insert(&path).subscribers(hash)
         } else {
             self.exact.entry(topics.clone()).or_default()
         }
@@ -200,11 +196,7 @@ impl Router {
             return self.exact.get_mut(topics);
         }
         let (path, hash) = self.levels.find(topics)?;
-        let node = self.wild.get_mut(&path)?;
-        Some(match hash {
-            true => &mut node.below,
-            false => &mut node.here,
-        })
+        Some(self.wild.get_mut(&path)?.subscribers(hash))
     }
 
     /// Removes the subscription of a session to a filter.
@@ -302,6 +294,14 @@ impl Node {
         self.children.is_empty() && self.here.is_empty() && self.below.is_empty()
     }
 
+    /// The subscribers of the filter that ends here, with `#` or without.
+    fn subscribers(&mut self, hash: bool) -> &mut Subscribers {
+        match hash {
+            true => &mut self.below,
+            false => &mut self.here,
+        }
+    }
+
     /// The node at the end of a path, created if there is none.
     fn insert(&mut self, path: &[Level]) -> &mut Self {
         let Some(first) = path.first() else {
@@ -347,10 +347,7 @@ impl Node {
     /// Removes a subscriber, and the nodes that this leaves empty.
     fn remove(&mut self, path: &[Level], hash: bool, subscriber: &Subscriber<'_>) -> bool {
         let Some(first) = path.first() else {
-            return match hash {
-                true => self.below.remove(subscriber),
-                false => self.here.remove(subscriber),
-            };
+            return self.subscribers(hash).remove(subscriber);
         };
         let Some(child) = self.children.get_mut(first) else {
             return false;
@@ -513,28 +510,15 @@ mod tests {
     fn a_second_subscription_to_a_filter_replaces_the_first() {
         let mut router = Router::default();
         let filter = Bytes::from_static(b"a/+");
+        let second = Subscription {
+            qos: QoS::ExactlyOnce,
+            ..SUBSCRIPTION
+        };
         router.subscribe(&filter, 1, SUBSCRIPTION, true);
-        router.subscribe(
-            &filter,
-            1,
-            Subscription {
-                qos: QoS::ExactlyOnce,
-                ..SUBSCRIPTION
-            },
-            true,
-        );
+        router.subscribe(&filter, 1, second, true);
         let mut found = Matches::default();
         router.matches(b"a/b", &mut found);
-        assert_eq!(
-            found.sessions,
-            [(
-                1,
-                Subscription {
-                    qos: QoS::ExactlyOnce,
-                    ..SUBSCRIPTION
-                }
-            )]
-        );
+        assert_eq!(found.sessions, [(1, second)]);
         assert_eq!(router.count(), 1);
     }
 }

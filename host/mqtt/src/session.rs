@@ -298,7 +298,7 @@ impl Session {
         log.detached(now);
         let dropped = self.queue.drop_transient(&mut log);
         // While the log has no room, these messages are kept in memory only.
-        if log.has_room() {
+        if log.change_log.has_room() {
             self.queue.record_unrecorded(&mut log);
         }
         self.set_detached(now);

@@ -1,22 +1,26 @@
 //! A client without a socket, for tests. It encodes packets with rumqttc's codec, and the test
 //! passes the time.
 
+mod packets;
+
 use std::{
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
+pub(crate) use packets::*;
 pub(crate) use rumqttc::v5::mqttbytes::{QoS as Q, v5 as wire};
 use statehouse_protocol::{LogPosition, SessionId};
 use wire::Packet;
 
 use crate::{
-    Broker, Claim, Identity, Limits, NoService, Options, Origin, Persistence, ReasonCode, Recovery,
-    Request, Service,
+    Broker, Claim, Identity, ImageCursor, Limits, Message, NoService, Options, Origin, Persistence,
+    ReasonCode, Recovery, Request, Service,
     clock::Clock,
     codec,
+    core::{Accepted, ConnectRefusal},
     dispatch::{Dispatch, Turn},
     output::Output,
     router::SessionKey,
@@ -37,6 +41,11 @@ pub(crate) fn broker(limits: Limits) -> Broker {
         },
         Arc::new(NoService),
     )
+}
+
+/// Such a broker, and the time at which its test begins.
+pub(crate) fn start(limits: Limits) -> (Broker, Instant) {
+    (broker(limits), Instant::now())
 }
 
 /// A log in memory.
@@ -126,9 +135,7 @@ impl TestLog {
     }
 
     pub(crate) fn recovery(&self) -> Recovery {
-        let mut recovery = Recovery::default();
-        self.replay(&mut recovery, 0);
-        recovery
+        recovered(&self.0.lock().unwrap().records)
     }
 }
 
@@ -215,6 +222,11 @@ impl Hello {
         self.set(|properties| properties.session_expiry_interval = Some(seconds))
     }
 
+    /// The client takes this many messages before it acknowledges one.
+    pub(crate) fn window(self, messages: u16) -> Self {
+        self.set(|properties| properties.receive_maximum = Some(messages))
+    }
+
     pub(crate) fn clean(mut self) -> Self {
         self.connect.clean_start = true;
         self
@@ -241,12 +253,33 @@ impl Hello {
     }
 
     pub(crate) fn bytes(&self) -> BytesMut {
-        let mut bytes = BytesMut::new();
-        Packet::Connect(self.connect.clone(), self.will.clone(), None)
-            .write(&mut bytes, None)
-            .unwrap();
-        bytes
+        let (connect, will) = (self.connect.clone(), self.will.clone());
+        bytes(&[Packet::Connect(connect, will, None)])
     }
+}
+
+/// The output of a new connection.
+fn output(broker: &Broker) -> Arc<Output> {
+    let high_bytes = broker.limits().output_bytes_high;
+    Arc::new(Output::new(high_bytes, broker.outputs(), None))
+}
+
+/// Connects as this user, or anonymously. No client reads the output.
+pub(crate) fn accept(
+    broker: &Broker,
+    hello: &Hello,
+    user: Option<&str>,
+    now: Instant,
+) -> Result<Accepted, ConnectRefusal> {
+    let connect = codec::decode_connect(&mut hello.bytes(), 1 << 16);
+    let connect = connect.unwrap().unwrap();
+    let identity = Identity {
+        user: user.map(Into::into),
+        ..Identity::default()
+    };
+    let output = output(broker);
+    let mut core = broker.lock();
+    core.connect(connect, identity.into(), LOOPBACK, &output, now)
 }
 
 /// A connected client.
@@ -279,11 +312,7 @@ impl Peer {
 
     /// A client that sends this CONNECT, of any version.
     pub(crate) fn of(broker: &Broker, connect: &mut BytesMut, now: Instant) -> Self {
-        let output = Arc::new(Output::new(
-            broker.limits().output_bytes_high,
-            broker.outputs(),
-            None,
-        ));
+        let output = output(broker);
         let connect = codec::decode_connect(connect, 1 << 16).unwrap().unwrap();
         // Every client has a user, so that every test covers recording it.
         let identity = Arc::new(Identity {
@@ -313,11 +342,7 @@ impl Peer {
 
     /// Sends packets in one read.
     pub(crate) fn send(&mut self, packets: &[Packet], now: Instant) -> Turn {
-        let mut bytes = BytesMut::new();
-        for packet in packets {
-            packet.write(&mut bytes, None).unwrap();
-        }
-        self.send_raw(&bytes, now)
+        self.send_raw(&bytes(packets), now)
     }
 
     /// Sends a PUBLISH.
@@ -398,6 +423,14 @@ impl Peer {
         self.inbox = bytes;
     }
 
+    /// The PUBACK that came last.
+    pub(crate) fn last_puback(&mut self) -> wire::PubAck {
+        match self.receive().pop() {
+            Some(Packet::PubAck(ack)) => ack,
+            other => panic!("{other:?} instead of a PUBACK"),
+        }
+    }
+
     /// The messages among the received packets.
     pub(crate) fn messages(&mut self) -> Vec<wire::Publish> {
         let publishes = self
@@ -432,16 +465,8 @@ impl Peer {
         id: Option<usize>,
         now: Instant,
     ) -> wire::SubscribeReasonCode {
-        let properties = id.map(|id| wire::SubscribeProperties {
-            id: Some(id),
-            user_properties: Vec::new(),
-        });
-        let mut subscribe = wire::Subscribe::new(filter, properties);
-        subscribe.pkid = 1;
-        assert_eq!(
-            self.send(&[Packet::Subscribe(subscribe)], now),
-            Turn::Drained
-        );
+        let turn = self.send(&[subscribe_to([filter], id)], now);
+        assert_eq!(turn, Turn::Drained);
         // Retained messages may follow; they stay for the test.
         self.inbox.unsplit(self.output.drain());
         match Packet::read(&mut self.inbox, None).unwrap() {
@@ -474,21 +499,22 @@ impl Peer {
     }
 }
 
-pub(crate) fn publish(topic: &str, qos: Q, packet_id: u16, payload: &str) -> wire::Publish {
-    let mut publish =
-        wire::Publish::new(topic, qos, Bytes::copy_from_slice(payload.as_bytes()), None);
-    publish.pkid = packet_id;
-    publish
+/// Sends a message of the embedder to one connection.
+pub(crate) fn deliver(broker: &Broker, to: &Origin, message: Message) -> bool {
+    broker.batch(|batch| batch.deliver(&to.client, to.connection, message))
 }
 
-pub(crate) fn puback(packet_id: u16) -> Packet {
-    Packet::PubAck(wire::PubAck::new(packet_id, None))
+/// A whole snapshot, in pieces of about this size.
+pub(crate) fn image(broker: &Broker, bytes_max: usize) -> Vec<Vec<u8>> {
+    let mut cursor = ImageCursor::default();
+    std::iter::from_fn(|| broker.image(&mut cursor, bytes_max)).collect()
 }
 
-/// The reason of the DISCONNECT that is last.
-pub(crate) fn disconnected(packets: &[Packet]) -> Option<wire::DisconnectReasonCode> {
-    match packets.last() {
-        Some(Packet::Disconnect(disconnect)) => Some(disconnect.reason_code),
-        _ => None,
+/// The state that these records or pieces of a snapshot describe.
+pub(crate) fn recovered(records: &[Vec<u8>]) -> Recovery {
+    let mut recovery = Recovery::default();
+    for record in records {
+        recovery.apply(record).unwrap();
     }
+    recovery
 }

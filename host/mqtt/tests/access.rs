@@ -101,17 +101,13 @@ impl Access for Rules {
 }
 
 fn hello(client: &str, password: &str, will: Option<&str>) -> Packet {
-    let Packet::Connect(connect, ..) = connect(client, false, 1000, 60) else {
-        unreachable!()
-    };
+    let connect = greeting(client, false, 1000, 60);
     let will = will.map(|topic| LastWill::new(topic, "will", Q::AtMostOnce, false, None));
     Packet::Connect(connect, will, Some(Login::new("user", password)))
 }
 
 fn token(client: &str, token: &str) -> Packet {
-    let Packet::Connect(mut connect, ..) = connect(client, false, 0, 60) else {
-        unreachable!()
-    };
+    let mut connect = greeting(client, false, 0, 60);
     let properties = connect.properties.as_mut().unwrap();
     properties.authentication_method = Some("K8S-SAT".to_owned());
     properties.authentication_data = Some(token.to_owned().into());
@@ -134,29 +130,19 @@ fn auth(reason: u8, method: &str, data: &str) -> Vec<u8> {
 const CONTINUE: u8 = 0x18;
 const REAUTHENTICATE: u8 = 0x19;
 
-async fn connack<S>(client: &mut Client<S>) -> wire::ConnAck
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-{
-    match client.next().await {
-        Some(Packet::ConnAck(ack)) => ack,
-        other => panic!("{other:?} instead of CONNACK"),
-    }
-}
-
 type Streamed = Client<tokio::io::DuplexStream>;
 
 async fn connected(broker: &Broker, hello: Packet) -> Streamed {
     let mut client = Client::duplex(broker, 1 << 16);
     client.send(&[hello]).await;
-    assert_eq!(connack(&mut client).await.code, ConnectReturnCode::Success);
+    assert_eq!(client.connack().await.code, ConnectReturnCode::Success);
     client
 }
 
 async fn refused(broker: &Broker, hello: Packet) -> (ConnectReturnCode, Option<String>) {
     let mut client = Client::duplex(broker, 1 << 16);
     client.send(&[hello]).await;
-    let ack = connack(&mut client).await;
+    let ack = client.connack().await;
     assert_eq!(client.rest().await, []);
     (ack.code, ack.properties.and_then(|it| it.reason_string))
 }
@@ -176,8 +162,7 @@ async fn refused_client_gets_a_reason_and_affects_no_other() {
     rules.forbid("publish wills");
     let (code, _) = refused(&broker, hello("b", "right", Some("wills"))).await;
     assert_eq!(code, ConnectReturnCode::NotAuthorized);
-    owner.send(&[Packet::PingReq(wire::PingReq)]).await;
-    assert_eq!(owner.next().await, Some(Packet::PingResp(wire::PingResp)));
+    owner.ping().await;
     assert_eq!(broker.stats().sessions, 1);
 }
 
@@ -188,7 +173,7 @@ async fn access_control_gets_credentials_as_sent() {
     let mut client = Client::duplex(&broker, 4096);
     let connect = b"\x10\x15\0\x04MQTT\x05\x42\0\x3c\0\0\x01p\0\x05right";
     client.stream.write_all(connect).await.unwrap();
-    assert_eq!(connack(&mut client).await.code, ConnectReturnCode::Success);
+    assert_eq!(client.connack().await.code, ConnectReturnCode::Success);
     drop(connected(&broker, token("t", "anna 60000")).await);
     let attempts = rules.attempts.lock().unwrap();
     assert_eq!((&*attempts[0].client, &attempts[0].user), ("p", &None));
@@ -228,10 +213,7 @@ async fn pending_admissions_are_bounded_in_number_and_time() {
     let (code, _) = refused(&broker, hello("e", "wrong", None)).await;
     assert_eq!(code, ConnectReturnCode::BadUserNamePassword);
     for mut client in waiting {
-        assert_eq!(
-            connack(&mut client).await.code,
-            ConnectReturnCode::ServerBusy
-        );
+        assert_eq!(client.connack().await.code, ConnectReturnCode::ServerBusy);
     }
     // One was refused at once, and two were not decided in time.
     let all = RefusalCount {
@@ -293,15 +275,13 @@ async fn forbidden_topics_and_filters_are_refused_singly() {
 async fn session_resumes_for_its_user_and_restarts_for_another() {
     let (broker, _) = Rules::broker(Limits::default());
     let hello = |user: &str| {
-        let Packet::Connect(connect, ..) = connect("shared", false, 1000, 60) else {
-            unreachable!()
-        };
+        let connect = greeting("shared", false, 1000, 60);
         Packet::Connect(connect, None, Some(Login::new(user, "right")))
     };
     let connect_as = async |user: &str| {
         let mut client = Client::duplex(&broker, 4096);
         client.send(&[hello(user)]).await;
-        let present = connack(&mut client).await.session_present;
+        let present = client.connack().await.session_present;
         (client, present)
     };
     let (mut anna, present) = connect_as("anna").await;
@@ -314,8 +294,7 @@ async fn session_resumes_for_its_user_and_restarts_for_another() {
     broker.batch(|batch| batch.publish(Message::new("secret", "for anna", QoS::AtLeastOnce)));
     let (mut bert, present) = connect_as("bert").await;
     assert!(!present);
-    bert.send(&[Packet::PingReq(wire::PingReq)]).await;
-    assert_eq!(bert.next().await, Some(Packet::PingResp(wire::PingResp)));
+    bert.ping().await;
     assert_eq!(broker.stats().subscriptions, 0);
     bert.listen_to("secret", Q::AtLeastOnce).await;
     // Anna does not get Bert's session either, and Bert's connection ends.
@@ -386,7 +365,7 @@ async fn connection_ends_at_expiry_unless_credentials_are_renewed() {
     let (broker, _) = Rules::broker(Limits::default());
     let mut client = Client::duplex(&broker, 4096);
     client.send(&[token("a", "anna 400")]).await;
-    let ack = connack(&mut client).await;
+    let ack = client.connack().await;
     let method = ack.properties.unwrap().authentication_method;
     assert_eq!(method.as_deref(), Some("K8S-SAT"));
     let renewal = auth(REAUTHENTICATE, "K8S-SAT", "anna 60000");
@@ -397,8 +376,7 @@ async fn connection_ends_at_expiry_unless_credentials_are_renewed() {
     assert_eq!(&renewed, b"\xf0\x0c\0\x0a\x15\0\x07K8S-SAT");
     assert_eq!(client.next().await, Some(Packet::PingResp(wire::PingResp)));
     tokio::time::sleep(Duration::from_millis(500)).await;
-    client.send(&[Packet::PingReq(wire::PingReq)]).await;
-    assert_eq!(client.next().await, Some(Packet::PingResp(wire::PingResp)));
+    client.ping().await;
 
     let mut lazy = connected(&broker, token("b", "anna 300")).await;
     let began = Instant::now();

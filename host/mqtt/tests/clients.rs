@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use common::*;
 use rumqttc::v5::{AsyncClient, Event, MqttOptions};
@@ -25,7 +25,7 @@ async fn packets_in_one_write_are_answered_in_order() {
             request("req/x", Q::ExactlyOnce, 4, "answers"),
         ])
         .await;
-    assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+    client.connack().await;
     assert!(matches!(client.next().await, Some(Packet::SubAck(_))));
     let mut rest = Vec::new();
     while rest.len() < 7 {
@@ -60,10 +60,7 @@ async fn takeover_hands_requests_over_in_order() {
         request("req/x", Q::AtLeastOnce, 4, "answers"),
     ])
     .await;
-    let Some(Packet::ConnAck(ack)) = new.next().await else {
-        panic!("no CONNACK")
-    };
-    assert!(ack.session_present);
+    assert!(new.connack().await.session_present);
     let Some(Packet::Publish(repeated)) = new.next().await else {
         panic!("the answer is not sent again")
     };
@@ -97,7 +94,7 @@ async fn session_end_is_reported_after_its_connection_end() {
     let _old = Client::tcp(address).await.hello("a", 1000).await;
     let mut new = Client::tcp(address).await;
     new.send(&[connect("a", true, 0, 60)]).await;
-    assert!(matches!(new.next().await, Some(Packet::ConnAck(_))));
+    new.connack().await;
     drop(new);
     until(|| echo.ended.lock().unwrap().len() >= 2).await;
     assert_eq!(*echo.ended.lock().unwrap(), [(1, 1), (2, 2)]);
@@ -116,8 +113,7 @@ async fn service_panic_ends_only_its_connection() {
     assert_eq!(client.rest().await, []);
     // The assertion fails outside of the log's lock, so the log is not poisoned.
     assert_eq!(echo.count("disconnected"), 1);
-    other.send(&[Packet::PingReq(wire::PingReq)]).await;
-    assert_eq!(other.next().await, Some(Packet::PingResp(wire::PingResp)));
+    other.ping().await;
     assert_eq!(broker.stats().connections, 1);
 }
 
@@ -132,9 +128,6 @@ async fn timers_send_a_delayed_will_and_end_sessions() {
     let mut listener = Client::tcp(address).await.hello("listener", 0).await;
     listener.listen_to("will", Q::AtMostOnce).await;
     let mut owner = Client::tcp(address).await;
-    let Packet::Connect(hello, ..) = connect("owner", true, 2, 60) else {
-        unreachable!()
-    };
     let mut will = LastWill::new("will", "gone", Q::AtMostOnce, false, None);
     will.properties = Some(wire::LastWillProperties {
         delay_interval: Some(1),
@@ -145,6 +138,7 @@ async fn timers_send_a_delayed_will_and_end_sessions() {
         correlation_data: None,
         user_properties: Vec::new(),
     });
+    let hello = greeting("owner", true, 2, 60);
     owner
         .send(&[Packet::Connect(hello, Some(will), None)])
         .await;
@@ -228,8 +222,7 @@ async fn changed_limits_apply_only_to_new_connections() {
     // The old client may send packets up to the maximum of its CONNACK.
     old.send(&[publish("other", Q::AtMostOnce, 0, vec![7; 100_000])])
         .await;
-    old.send(&[Packet::PingReq(wire::PingReq)]).await;
-    assert!(matches!(old.next().await, Some(Packet::PingResp(_))));
+    old.ping().await;
     let mut new = Client::tcp(address).await;
     assert_eq!(new.rest().await, []);
     assert_eq!(broker.stats().turned_away, 1);
@@ -256,10 +249,8 @@ async fn requests_in_flight_are_all_answered_in_order() {
     let mut clients = Vec::new();
     for number in 0..8 {
         clients.push(tokio::spawn(async move {
-            let mut client = Client::tcp(address)
-                .await
-                .hello(&format!("c{number}"), 0)
-                .await;
+            let name = format!("c{number}");
+            let mut client = Client::tcp(address).await.hello(&name, 0).await;
             let (mut sent, mut acked, mut answered) = (0_u16, 0_u16, 0_u16);
             while acked < 2000 {
                 let mut batch = Vec::new();
@@ -275,9 +266,7 @@ async fn requests_in_flight_are_all_answered_in_order() {
                             answer.properties.unwrap().correlation_data.unwrap(),
                             answered.to_be_bytes()[..]
                         );
-                        client
-                            .send(&[Packet::PubAck(wire::PubAck::new(answer.pkid, None))])
-                            .await;
+                        client.send(&[puback(answer.pkid)]).await;
                     }
                     Packet::PubAck(ack) => {
                         acked += 1;
@@ -298,6 +287,13 @@ async fn requests_in_flight_are_all_answered_in_order() {
     assert_eq!(broker.stats().messages_in, 16_000);
 }
 
+/// The options of a rumqttc client with this id.
+fn options(id: &str, address: SocketAddr) -> MqttOptions {
+    let mut options = MqttOptions::new(id, address.ip().to_string(), address.port());
+    options.set_keep_alive(Duration::from_secs(30));
+    options
+}
+
 /// rumqttc workers share a subscription. One of them disconnects, and each job is done once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rumqttc_clients_share_a_subscription() {
@@ -306,12 +302,7 @@ async fn rumqttc_clients_share_a_subscription() {
     let address = listen(&broker).await;
     let (done, mut jobs) = tokio::sync::mpsc::unbounded_channel();
     for worker in 0..3 {
-        let mut options = MqttOptions::new(
-            format!("{worker}"),
-            address.ip().to_string(),
-            address.port(),
-        );
-        options.set_keep_alive(Duration::from_secs(30));
+        let mut options = options(&worker.to_string(), address);
         // Without this rumqttc acknowledges messages before the worker has received them.
         options.set_manual_acks(true);
         let (client, mut events) = AsyncClient::new(options, JOBS);
@@ -369,12 +360,7 @@ async fn rumqttc_clients_share_a_subscription() {
 async fn rumqttc_clients_exchange_messages_at_every_qos() {
     let broker = broker(Limits::default());
     let address = listen(&broker).await;
-    let options = |id: &str| {
-        let mut options = MqttOptions::new(id, address.ip().to_string(), address.port());
-        options.set_keep_alive(Duration::from_secs(30));
-        options
-    };
-    let (subscriber, mut events) = AsyncClient::new(options("subscriber"), 10);
+    let (subscriber, mut events) = AsyncClient::new(options("subscriber", address), 10);
     subscriber.subscribe("a/+/c", Q::ExactlyOnce).await.unwrap();
     let subscribed = Arc::new(tokio::sync::Notify::new());
     let received = tokio::spawn({
@@ -394,7 +380,7 @@ async fn rumqttc_clients_exchange_messages_at_every_qos() {
         }
     });
     timeout(PATIENCE, subscribed.notified()).await.unwrap();
-    let (publisher, mut events) = AsyncClient::new(options("publisher"), 10);
+    let (publisher, mut events) = AsyncClient::new(options("publisher", address), 10);
     let published = tokio::spawn(async move { while events.poll().await.is_ok() {} });
     for (qos, payload) in [
         (Q::AtMostOnce, "0"),

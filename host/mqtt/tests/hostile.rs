@@ -9,7 +9,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -79,9 +79,7 @@ async fn large_connect_is_refused() {
 async fn no_packet_exceeds_the_maximum_of_the_client() {
     let broker = broker(Limits::default());
     for bytes_max in 1..60 {
-        let Packet::Connect(mut connect, ..) = connect("a", true, 0, 60) else {
-            unreachable!()
-        };
+        let mut connect = greeting("a", true, 0, 60);
         connect.properties.as_mut().unwrap().max_packet_size = Some(bytes_max);
         let mut client = Client::duplex(&broker, 4096);
         let mut packets = vec![Packet::Connect(connect, None, None)];
@@ -161,9 +159,7 @@ async fn slow_reader_is_disconnected_and_delays_no_other() {
         let Some(Packet::Publish(message)) = quick.next().await else {
             panic!("no message")
         };
-        quick
-            .send(&[Packet::PubAck(wire::PubAck::new(message.pkid, None))])
-            .await;
+        quick.send(&[puback(message.pkid)]).await;
     }
     let stats = broker.stats();
     assert!(stats.dropped > 3000 && stats.disconnected == 1, "{stats:?}");
@@ -247,8 +243,7 @@ async fn silence_ends_the_connection_unless_pings_arrive() {
     client.next().await;
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_secs(14)).await;
-        client.send(&[Packet::PingReq(wire::PingReq)]).await;
-        assert_eq!(client.next().await, Some(Packet::PingResp(wire::PingResp)));
+        client.ping().await;
     }
     // Bytes of an incomplete packet do not reset the timer.
     tokio::time::sleep(Duration::from_secs(14)).await;
@@ -262,10 +257,7 @@ async fn silence_ends_the_connection_unless_pings_arrive() {
 
 #[tokio::test]
 async fn sockets_without_connect_keep_no_client_out() {
-    let broker = broker(Limits {
-        connections_max: 2,
-        ..Limits::default()
-    });
+    let broker = broker_of_two();
     let address = listen(&broker).await;
     let mut silent = Client::tcp(address).await;
     let mut slow = Client::tcp(address).await;
@@ -279,8 +271,7 @@ async fn sockets_without_connect_keep_no_client_out() {
     }
     assert_eq!(broker.stats().turned_away, 2);
     for client in &mut clients {
-        client.send(&[Packet::PingReq(wire::PingReq)]).await;
-        assert_eq!(client.next().await, Some(Packet::PingResp(wire::PingResp)));
+        client.ping().await;
     }
     assert_eq!(Client::tcp(address).await.rest().await, []);
     assert_eq!(broker.stats().turned_away, 3);
@@ -294,25 +285,19 @@ async fn connection_that_was_given_up_takes_no_session_over() {
     let mut given_up = Client::tcp(listener.local_addr().unwrap()).await;
     given_up.send(&[connect("a", false, 60, 60)]).await;
     given_up.stream.shutdown().await.unwrap();
-    let mut client = Client::tcp(listen(&broker).await)
-        .await
-        .hello("a", 60)
-        .await;
+    let address = listen(&broker).await;
+    let mut client = Client::tcp(address).await.hello("a", 60).await;
     tokio::spawn({
         let broker = broker.clone();
         async move { broker.listen(listener).await }
     });
     assert_eq!(given_up.rest().await, []);
-    client.send(&[Packet::PingReq(wire::PingReq)]).await;
-    assert_eq!(client.next().await, Some(Packet::PingResp(wire::PingResp)));
+    client.ping().await;
 }
 
 #[tokio::test]
 async fn sockets_are_bounded() {
-    let broker = broker(Limits {
-        connections_max: 2,
-        ..Limits::default()
-    });
+    let broker = broker_of_two();
     let address = listen(&broker).await;
     let first = Client::tcp(address).await.hello("a", 0).await;
     let _second = Client::tcp(address).await.hello("b", 0).await;
@@ -331,7 +316,7 @@ async fn concurrent_takeovers_of_one_client_id_stay_ordered() {
     // NanoMQ used freed subscriptions here (CVE-2026-22040, CVE-2025-59946).
     let (broker, echo) = Echo::broker(Limits::default());
     let address = listen(&broker).await;
-    let connected = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let connected = Arc::new(AtomicUsize::new(0));
     let mut fighters = Vec::new();
     for _ in 0..64 {
         let connected = connected.clone();
@@ -412,8 +397,7 @@ async fn incomplete_packets_stay_within_their_total_memory() {
     assert!(over > 0 && !holders.is_empty(), "{over} exceeded the limit");
     // Small packets are still handled, also of new clients.
     let mut other = Client::tcp(address).await.hello("other", 0).await;
-    other.send(&[Packet::PingReq(wire::PingReq)]).await;
-    assert_eq!(other.next().await, Some(Packet::PingResp(wire::PingResp)));
+    other.ping().await;
 
     let mut peers = Vec::new();
     let mut over = 0;

@@ -8,8 +8,8 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use statehouse_mqtt::{Limits, Message, QoS};
-use tokio::net::TcpStream;
+use statehouse_mqtt::{Broker, Limits, Message, QoS};
+use tokio::{io::DuplexStream, net::TcpStream};
 use wire::{DisconnectReasonCode, Packet};
 
 const ANSWER_BYTES: usize = 1 << 20;
@@ -29,15 +29,39 @@ fn requests(from: u16, count: u16) -> Vec<Packet> {
         .collect()
 }
 
-fn puback(id: u16) -> Packet {
-    Packet::PubAck(wire::PubAck::new(id, None))
+/// A broker with large answers, and a client that subscribed to them.
+async fn with_large_answers() -> (Broker, Client<TcpStream>) {
+    let broker = Large::broker(limits(), ANSWER_BYTES);
+    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
+    client.listen_to("answers", Q::AtLeastOnce).await;
+    (broker, client)
+}
+
+/// A client whose will is `gone`, and which takes this many messages before it acknowledges one.
+async fn with_will(broker: &Broker, window: u16) -> Client<DuplexStream> {
+    let mut connect = greeting("a", true, 0, 60);
+    connect.properties.as_mut().unwrap().receive_maximum = Some(window);
+    let will = wire::LastWill::new("will", "gone", Q::AtMostOnce, false, None);
+    let mut client = Client::duplex(broker, 4096);
+    client
+        .send(&[Packet::Connect(connect, Some(will), None)])
+        .await;
+    client.connack().await;
+    client
+}
+
+/// Sends DISCONNECT and closes without reading. Returns when the broker has ended the connection.
+async fn leave(mut client: Client<DuplexStream>, broker: &Broker) {
+    let reason = DisconnectReasonCode::NormalDisconnection;
+    let disconnect = Packet::Disconnect(wire::Disconnect::new(reason));
+    client.send(&[disconnect]).await;
+    drop(client);
+    until(|| broker.stats().connections <= 1).await;
 }
 
 #[tokio::test]
 async fn pipelined_requests_with_large_answers_are_all_answered() {
-    let broker = Large::broker(limits(), ANSWER_BYTES);
-    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
-    client.listen_to("answers", Q::AtLeastOnce).await;
+    let (broker, mut client) = with_large_answers().await;
     // The answers are eight times as large as the limit of the client's queue. The client
     // acknowledges each answer when it arrives.
     client.send(&requests(1, 64)).await;
@@ -59,9 +83,7 @@ async fn pipelined_requests_with_large_answers_are_all_answered() {
 
 #[tokio::test]
 async fn acknowledgements_behind_paused_requests_are_read() {
-    let broker = Large::broker(limits(), ANSWER_BYTES);
-    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
-    client.listen_to("answers", Q::AtLeastOnce).await;
+    let (_broker, mut client) = with_large_answers().await;
     client.send(&requests(1, 16)).await;
     let mut unacknowledged = Vec::new();
     let mut asked = 16;
@@ -109,16 +131,7 @@ async fn disconnect_behind_a_paused_publish_drops_the_will() {
     watcher.listen_to("will", Q::AtMostOnce).await;
     for waits in [false, true] {
         let handled = broker.stats().messages_in;
-        let Packet::Connect(mut connect, ..) = connect("a", true, 0, 60) else {
-            unreachable!()
-        };
-        connect.properties.as_mut().unwrap().receive_maximum = Some(1);
-        let will = wire::LastWill::new("will", "gone", Q::AtMostOnce, false, None);
-        let mut client = Client::duplex(&broker, 4096);
-        client
-            .send(&[Packet::Connect(connect, Some(will), None)])
-            .await;
-        assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+        let mut client = with_will(&broker, 1).await;
         client.listen_to("own", Q::AtLeastOnce).await;
         // The client does not acknowledge its messages, so the last PUBLISH waits.
         for id in 1..=4 {
@@ -128,17 +141,12 @@ async fn disconnect_behind_a_paused_publish_drops_the_will() {
         if waits {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let reason = DisconnectReasonCode::NormalDisconnection;
-        let disconnect = Packet::Disconnect(wire::Disconnect::new(reason));
-        client.send(&[disconnect]).await;
-        drop(client);
-        until(|| broker.stats().connections <= 1).await;
+        leave(client, &broker).await;
         assert!(
             broker.stats().messages_in <= handled + 3,
             "a PUBLISH waited"
         );
-        watcher.send(&[Packet::PingReq(wire::PingReq)]).await;
-        assert_eq!(watcher.next().await, Some(Packet::PingResp(wire::PingResp)));
+        watcher.ping().await;
     }
 }
 
@@ -147,34 +155,19 @@ async fn disconnect_before_a_failed_write_drops_the_will() {
     let broker = broker(Limits::default());
     let mut watcher = Client::duplex(&broker, 4096).hello("watcher", 0).await;
     watcher.listen_to("will", Q::AtMostOnce).await;
-    let will = wire::LastWill::new("will", "gone", Q::AtMostOnce, false, None);
-    let Packet::Connect(connect, ..) = connect("a", true, 0, 60) else {
-        unreachable!()
-    };
-    let mut client = Client::duplex(&broker, 4096);
-    client
-        .send(&[Packet::Connect(connect, Some(will), None)])
-        .await;
-    assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+    let mut client = with_will(&broker, u16::MAX).await;
     client.listen_to("t", Q::AtMostOnce).await;
     // More than the client reads, so after the PINGREQ the broker reads nothing either.
     broker.batch(|batch| batch.publish(Message::new("t", vec![0; 1 << 20], QoS::AtMostOnce)));
     client.send(&[Packet::PingReq(wire::PingReq)]).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let reason = DisconnectReasonCode::NormalDisconnection;
-    let disconnect = Packet::Disconnect(wire::Disconnect::new(reason));
-    client.send(&[disconnect]).await;
-    drop(client);
-    until(|| broker.stats().connections <= 1).await;
-    watcher.send(&[Packet::PingReq(wire::PingReq)]).await;
-    assert_eq!(watcher.next().await, Some(Packet::PingResp(wire::PingResp)));
+    leave(client, &broker).await;
+    watcher.ping().await;
 }
 
 #[tokio::test]
 async fn packets_behind_a_paused_request_keep_their_order() {
-    let broker = Large::broker(limits(), ANSWER_BYTES);
-    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
-    client.listen_to("answers", Q::AtLeastOnce).await;
+    let (_broker, mut client) = with_large_answers().await;
     let mut packets = requests(1, 12);
     packets.push(publish(
         "own",
@@ -206,9 +199,7 @@ async fn packets_behind_a_paused_request_keep_their_order() {
 
 #[tokio::test]
 async fn malformed_packet_behind_paused_requests_disconnects() {
-    let broker = Large::broker(limits(), ANSWER_BYTES);
-    let mut client = Client::tcp(listen(&broker).await).await.hello("a", 0).await;
-    client.listen_to("answers", Q::AtLeastOnce).await;
+    let (_broker, mut client) = with_large_answers().await;
     client.send(&requests(1, 3)).await;
     tokio::io::AsyncWriteExt::write_all(&mut client.stream, &[0x00, 0x00])
         .await
@@ -239,7 +230,7 @@ struct Fifo {
 }
 
 impl Fifo {
-    async fn new(broker: &statehouse_mqtt::Broker) -> Self {
+    async fn new(broker: &Broker) -> Self {
         let mut client = Client::tcp(listen(broker).await).await.hello("a", 0).await;
         client.listen_to("answers", Q::AtLeastOnce).await;
         let (reader, mut stream) = tokio::io::split(client.stream);
@@ -365,7 +356,7 @@ async fn pieces_of_a_large_packet_are_signs_of_life() {
     for (piece_bytes, stays) in [(2048, true), (100, false)] {
         let mut client = Client::duplex(&broker, 1 << 16);
         client.send(&[connect("a", true, 0, 2)]).await;
-        assert!(matches!(client.next().await, Some(Packet::ConnAck(_))));
+        client.connack().await;
         for piece in packet.chunks(piece_bytes).take(10) {
             tokio::time::sleep(Duration::from_secs(1)).await;
             // Fails once the broker has closed.

@@ -71,7 +71,9 @@ impl Options {
             let number = || format!("{text:?} is not a number");
             match name {
                 "@qos" => {
-                    options.qos = Some(qos(&value).ok_or_else(|| format!("{text:?}: {QOS}"))?)
+                    let qos: Option<u8> = value.parse().ok().filter(|qos| *qos <= 2);
+                    let wrong = || format!("{text:?}: the QoS is 0, 1 or 2");
+                    options.qos = Some(qos.ok_or_else(wrong)?);
                 }
                 "@expiry" => options.expiry_s = Some(value.parse().map_err(|_| number())?),
                 "@times" => options.times = Some(value.parse().map_err(|_| number())?),
@@ -90,12 +92,6 @@ impl Options {
         user.retain(|(name, _)| !given(name) && !self.without.contains(name));
         user.extend(self.set.iter().cloned());
     }
-}
-
-const QOS: &str = "the QoS is 0, 1 or 2";
-
-fn qos(text: &str) -> Option<u8> {
-    text.parse().ok().filter(|qos| *qos <= 2)
 }
 
 #[cfg(test)]

@@ -262,10 +262,7 @@ async fn acknowledgements_continue_when_the_window_is_full() {
     // The window is as full as it gets.
     peer.publish(33).await;
     let receipt = test.receipt().await;
-    test.owner.with(|outlet| {
-        outlet.settle(receipt);
-        outlet.flush();
-    });
+    test.settle(receipt);
     assert_eq!(peer.next().await, Seen::PubAck(33));
 }
 

@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{Broker, SOCKETS};
 use crate::{
-    AcceptFailures, Attempt, Door, ReasonCode, Refusal, Refused, Verdict,
+    AcceptFailures, Attempt, Door, ReasonCode, Refusal, Verdict,
     clock::Clock,
     connection,
     limits::{LEASE_WAIT_MAX, WALL_CLOCK_LOOK},
@@ -119,15 +119,9 @@ impl Broker {
     /// Counts and reports a connection that is closed because there are too many.
     pub(crate) fn turn_away(&self, peer: SocketAddr) {
         self.0.turned_away.fetch_add(1, Ordering::Relaxed);
-        self.0.refusals.report(&Refusal {
-            what: Refused::Connect,
-            reason: ReasonCode::SERVER_BUSY,
-            text: Some("the broker has reached its limit of connections"),
-            peer: Some(peer),
-            is_admitted: false,
-            client: "",
-            user: None,
-        });
+        let text = "the broker has reached its limit of connections";
+        let refusal = Refusal::of_connect(ReasonCode::SERVER_BUSY, text, peer);
+        self.0.refusals.report(&refusal);
     }
 
     /// Ends sessions, sends wills and drops expired messages of disconnected clients when they are

@@ -130,11 +130,7 @@ fn read_subscribe<'a>(rest: &mut &'a [u8]) -> Read<Part<'a>> {
         return Err("a subscription has unknown options");
     }
     let filter = read_topic(rest)?;
-    let id = if flags & HAS_ID != 0 {
-        Some(read_subscription_id(rest)?)
-    } else {
-        None
-    };
+    let id = read_if(flags & HAS_ID != 0, rest, read_subscription_id)?;
     Ok(Part::Subscribe {
         filter,
         subscription: Subscription {
@@ -160,11 +156,7 @@ fn read_message<'a>(rest: &mut &'a [u8], is_shared: bool) -> Read<Part<'a>> {
         number,
         content,
         subscription_ids: subscription_ids.into(),
-        shared: if is_shared {
-            Some(read_sharing(rest)?)
-        } else {
-            None
-        },
+        shared: read_if(is_shared, rest, read_sharing)?,
     })
 }
 
@@ -181,11 +173,7 @@ fn read_will<'a>(rest: &mut &'a [u8]) -> Read<Option<RecordedWill<'a>>> {
         return Err("a will without bytes of its own");
     }
     let delay_s = read_u32(rest)?;
-    let expiry_s = if presence == 2 {
-        Some(read_u32(rest)?)
-    } else {
-        None
-    };
+    let expiry_s = read_if(presence == 2, rest, read_u32)?;
     Ok(Some(RecordedWill {
         content,
         delay_s,
@@ -198,25 +186,21 @@ fn read_content<'a>(rest: &mut &'a [u8]) -> Read<Content<'a>> {
     if flags & !(3 | RETAIN | EXPIRES | SAME_BYTES) != 0 {
         return Err("a message has unknown options");
     }
-    let expires_ms = if flags & EXPIRES != 0 {
-        Some(read_number(rest)?)
-    } else {
-        None
-    };
-    let bytes = if flags & SAME_BYTES != 0 {
-        None
-    } else {
-        Some(ContentBytes {
-            topic: read_topic(rest)?,
-            payload: read_bytes(rest)?,
-            properties: read_bytes(rest)?,
-        })
-    };
+    let expires_ms = read_if(flags & EXPIRES != 0, rest, read_number)?;
+    let bytes = read_if(flags & SAME_BYTES == 0, rest, read_content_bytes)?;
     Ok(Content {
         qos: read_qos(flags)?,
         retain: flags & RETAIN != 0,
         expires_ms,
         bytes,
+    })
+}
+
+fn read_content_bytes<'a>(rest: &mut &'a [u8]) -> Read<ContentBytes<'a>> {
+    Ok(ContentBytes {
+        topic: read_topic(rest)?,
+        payload: read_bytes(rest)?,
+        properties: read_bytes(rest)?,
     })
 }
 
@@ -230,6 +214,15 @@ fn read_sharing<'a>(rest: &mut &'a [u8]) -> Read<Sharing<'a>> {
         qos: read_qos(flags)?,
         retain: flags & RETAIN != 0,
     })
+}
+
+/// Reads a part that is there only if the part before it says so.
+fn read_if<'a, T>(
+    is_there: bool,
+    rest: &mut &'a [u8],
+    read: impl FnOnce(&mut &'a [u8]) -> Read<T>,
+) -> Read<Option<T>> {
+    is_there.then(|| read(rest)).transpose()
 }
 
 fn read_qos(flags: u8) -> Read<QoS> {

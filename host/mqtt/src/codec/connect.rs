@@ -46,6 +46,16 @@ pub(crate) struct ConnectFault {
     pub(crate) answer: Answer,
 }
 
+impl ConnectFault {
+    /// A fault that gets no answer.
+    pub(crate) fn silent(violation: Violation) -> Self {
+        Self {
+            violation,
+            answer: Answer::None,
+        }
+    }
+}
+
 /// How to answer a refused CONNECT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -77,13 +87,9 @@ const BRIDGE: u8 = 0x80;
 
 /// Reads the variable header and payload of a CONNECT.
 pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
-    let silent = |violation| ConnectFault {
-        violation,
-        answer: Answer::None,
-    };
     let mut reader = Reader::new(body);
-    let name = reader.binary().map_err(silent)?;
-    let version = reader.u8().map_err(silent)?;
+    let name = reader.binary().map_err(ConnectFault::silent)?;
+    let version = reader.u8().map_err(ConnectFault::silent)?;
     let refused = |violation, version, bytes_max| ConnectFault {
         violation,
         answer: Answer::Connack { version, bytes_max },
@@ -107,9 +113,8 @@ pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
             return Err(refused(violation, version, u32::MAX));
         }
         _ => {
-            return Err(silent(Violation::malformed(
-                "the protocol name is not MQTT",
-            )));
+            let violation = Violation::malformed("the protocol name is not MQTT");
+            return Err(ConnectFault::silent(violation));
         }
     };
     let mut bytes_max = u32::MAX;

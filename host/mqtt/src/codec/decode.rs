@@ -4,8 +4,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::{
-    Connect, Publish, Subscribe, Unsubscribe, Violation, connect,
-    connect::{Answer, ConnectFault},
+    Connect, ConnectFault, Publish, Subscribe, Unsubscribe, Violation, connect,
     packet_type as kind, property as id, publish,
     reader::{Reader, Span, bits, padded, variable},
     subscribe,
@@ -110,26 +109,21 @@ pub(crate) fn decode_connect(
     buffer: &mut BytesMut,
     bytes_max: usize,
 ) -> Result<Option<Connect>, ConnectFault> {
-    let silent = |violation| ConnectFault {
-        violation,
-        answer: Answer::None,
-    };
     let Some(&first) = buffer.first() else {
         return Ok(None);
     };
     if first != kind::CONNECT << 4 {
-        return Err(silent(Violation::protocol(
-            "the first packet is not a CONNECT",
-        )));
+        let violation = Violation::protocol("the first packet is not a CONNECT");
+        return Err(ConnectFault::silent(violation));
     }
-    let Some(size) = frame(buffer, bytes_max, padded).map_err(silent)? else {
+    let Some(size) = frame(buffer, bytes_max, padded).map_err(ConnectFault::silent)? else {
         return Ok(None);
     };
     let mut frame = buffer.split_to(size.total);
     let header = frame.split_to(size.header);
     let connect = connect::read(&frame.freeze())?;
     if connect.version != V311 {
-        variable(&header[1..]).map_err(silent)?;
+        variable(&header[1..]).map_err(ConnectFault::silent)?;
     }
     Ok(Some(connect))
 }

@@ -107,16 +107,13 @@ pub(crate) fn connack_refused(
     let bytes_max = bytes_max as usize;
     // Eight bytes in addition to the text, and two more if lengths take two bytes.
     let text = text.map(cut).filter(|text| 10 + text.len() <= bytes_max);
-    let properties = text.map_or(0, |text| 3 + text.len());
     if bytes_max < 5 {
         return;
     }
     out.put_u8(kind::CONNACK << 4);
-    put_variable(out, 2 + variable_bytes(properties) + properties);
-    out.extend_from_slice(&[0, reason.0]);
-    put_variable(out, properties);
-    if let Some(text) = text {
-        put_text(out, id::REASON_STRING, text);
+    match text {
+        None => out.extend_from_slice(&[3, 0, reason.0, 0]),
+        Some(text) => put_with_text(out, &[0, reason.0], id::REASON_STRING, text),
     }
 }
 
@@ -229,12 +226,8 @@ pub(crate) fn ack(
         None if reason == ReasonCode::SUCCESS => out.extend_from_slice(&[first, 2, high, low]),
         None => out.extend_from_slice(&[first, 3, high, low, reason.0]),
         Some(text) => {
-            let properties = 3 + text.len();
             out.put_u8(first);
-            put_variable(out, 3 + variable_bytes(properties) + properties);
-            out.extend_from_slice(&[high, low, reason.0]);
-            put_variable(out, properties);
-            put_text(out, id::REASON_STRING, text);
+            put_with_text(out, &[high, low, reason.0], id::REASON_STRING, text);
         }
     }
 }
@@ -302,12 +295,8 @@ fn put_reasons(
 
 /// AUTH with success.
 pub(crate) fn auth(out: &mut BytesMut, method: &str) {
-    let properties = 3 + method.len();
     out.put_u8(kind::AUTH << 4);
-    put_variable(out, 1 + variable_bytes(properties) + properties);
-    out.put_u8(ReasonCode::SUCCESS.0);
-    put_variable(out, properties);
-    put_text(out, id::AUTH_METHOD, method);
+    put_with_text(out, &[ReasonCode::SUCCESS.0], id::AUTH_METHOD, method);
 }
 
 /// PINGRESP.
@@ -331,13 +320,7 @@ pub(crate) fn disconnect(
         // The standard allows omitting the property length, but some clients then ignore the
         // reason.
         None => out.extend_from_slice(&[2, reason.0, 0]),
-        Some(text) => {
-            let properties = 3 + text.len();
-            put_variable(out, 1 + variable_bytes(properties) + properties);
-            out.put_u8(reason.0);
-            put_variable(out, properties);
-            put_text(out, id::REASON_STRING, text);
-        }
+        Some(text) => put_with_text(out, &[reason.0], id::REASON_STRING, text),
     }
 }
 
@@ -348,6 +331,15 @@ fn cut(text: &str) -> &str {
         end -= 1;
     }
     &text[..end]
+}
+
+/// A packet behind its first byte: these fields, and this property alone.
+fn put_with_text(out: &mut BytesMut, fields: &[u8], property: u8, text: &str) {
+    let properties = 3 + text.len();
+    put_variable(out, fields.len() + variable_bytes(properties) + properties);
+    out.extend_from_slice(fields);
+    put_variable(out, properties);
+    put_text(out, property, text);
 }
 
 fn put_text(out: &mut BytesMut, property: u8, text: &str) {

@@ -68,48 +68,41 @@ pub(super) fn read_subscribe(body: &[u8], bounds: Bounds) -> Result<Subscribe, V
             0xC0
         }
     };
-    let mut filters = Vec::new();
-    while !reader.is_empty() {
-        if filters.len() == bounds.filters_max {
-            return Err(TOO_MANY);
-        }
-        let filter = Bytes::copy_from_slice(reader.text()?.of(body));
-        if bounds.version == V311 {
-            check_filter(&filter)?;
-        }
-        let options = reader.u8()?;
-        if options & reserved != 0 {
-            return Err(Violation::malformed(
-                "reserved subscription options are set",
-            ));
-        }
-        let no_local = options & 4 != 0;
-        // [MQTT-3.8.3-4]
-        if no_local && topic::is_shared(&filter) {
-            return Err(Violation::protocol(
-                "No Local is set for a shared subscription",
-            ));
-        }
-        filters.push(Filter {
-            filter,
-            qos: QoS::from_bits(options & 3).ok_or(Violation::protocol("QoS 3 does not exist"))?,
-            no_local,
-            retain_as_published: options & 8 != 0,
-            retain_handling: match options >> 4 {
-                0 => RetainHandling::Always,
-                1 => RetainHandling::IfNew,
-                2 => RetainHandling::Never,
-                _ => return Err(Violation::protocol("retain handling 3 does not exist")),
-            },
-        });
-    }
-    if filters.is_empty() {
-        return Err(Violation::protocol("SUBSCRIBE without a topic filter"));
-    }
+    let none = "SUBSCRIBE without a topic filter";
+    let filters = read_filters(body, &mut reader, bounds, none, |filter, reader| {
+        with_options(filter, reader.u8()?, reserved)
+    })?;
     Ok(Subscribe {
         packet_id,
         subscription_id,
         filters,
+    })
+}
+
+fn with_options(filter: Bytes, options: u8, reserved: u8) -> Result<Filter, Violation> {
+    if options & reserved != 0 {
+        return Err(Violation::malformed(
+            "reserved subscription options are set",
+        ));
+    }
+    let no_local = options & 4 != 0;
+    // [MQTT-3.8.3-4]
+    if no_local && topic::is_shared(&filter) {
+        return Err(Violation::protocol(
+            "No Local is set for a shared subscription",
+        ));
+    }
+    Ok(Filter {
+        filter,
+        qos: QoS::from_bits(options & 3).ok_or(Violation::protocol("QoS 3 does not exist"))?,
+        no_local,
+        retain_as_published: options & 8 != 0,
+        retain_handling: match options >> 4 {
+            0 => RetainHandling::Always,
+            1 => RetainHandling::IfNew,
+            2 => RetainHandling::Never,
+            _ => return Err(Violation::protocol("retain handling 3 does not exist")),
+        },
     })
 }
 
@@ -119,25 +112,35 @@ pub(super) fn read_unsubscribe(body: &[u8], bounds: Bounds) -> Result<Unsubscrib
     if bounds.version == V5 {
         reader.property_section(bits(&[id::USER_PROPERTY]), |_| Ok(()))?;
     }
+    let none = "UNSUBSCRIBE without a topic filter";
+    let filters = read_filters(body, &mut reader, bounds, none, |filter, _| Ok(filter))?;
+    Ok(Unsubscribe { packet_id, filters })
+}
+
+/// Reads the filters up to the end of the packet, with what follows each of them. A packet without
+/// a filter fails with the text `none`.
+fn read_filters<T>(
+    body: &[u8],
+    reader: &mut Reader<'_>,
+    bounds: Bounds,
+    none: &'static str,
+    complete: impl Fn(Bytes, &mut Reader<'_>) -> Result<T, Violation>,
+) -> Result<Vec<T>, Violation> {
     let mut filters = Vec::new();
     while !reader.is_empty() {
         if filters.len() == bounds.filters_max {
             return Err(TOO_MANY);
         }
         let filter = Bytes::copy_from_slice(reader.text()?.of(body));
+        // MQTT 3.1.1 has no code for an invalid filter: the connection ends (MQTT 3.1.1
+        // [MQTT-4.8.0-1]).
         if bounds.version == V311 {
-            check_filter(&filter)?;
+            topic::check_topics(&filter).map_err(Violation::protocol)?;
         }
-        filters.push(filter);
+        filters.push(complete(filter, reader)?);
     }
     if filters.is_empty() {
-        return Err(Violation::protocol("UNSUBSCRIBE without a topic filter"));
+        return Err(Violation::protocol(none));
     }
-    Ok(Unsubscribe { packet_id, filters })
-}
-
-/// Checks a filter of MQTT 3.1.1, which has no code for an invalid one: the connection ends
-/// (MQTT 3.1.1 [MQTT-4.8.0-1]).
-fn check_filter(filter: &[u8]) -> Result<(), Violation> {
-    topic::check_topics(filter).map_err(Violation::protocol)
+    Ok(filters)
 }

@@ -171,8 +171,8 @@ fn connect_of_rumqttc_decodes() {
     let hello = crate::testing::Hello::new("client")
         .will("w/t", "gone", 9)
         .clean()
+        .window(3)
         .set(|properties| {
-            properties.receive_maximum = Some(3);
             properties.max_packet_size = Some(4000);
             properties.request_problem_info = Some(0);
             properties.request_response_info = Some(1);
@@ -181,14 +181,9 @@ fn connect_of_rumqttc_decodes() {
                 .user_properties
                 .push(("a".to_owned(), "b".to_owned()));
         });
-    let mut bytes = BytesMut::new();
-    let login = wire::Login {
-        username: "user".to_owned(),
-        password: "word".to_owned(),
-    };
-    wire::Packet::Connect(hello.connect, hello.will, Some(login))
-        .write(&mut bytes, None)
-        .unwrap();
+    let login = wire::Login::new("user", "word");
+    let packet = wire::Packet::Connect(hello.connect, hello.will, Some(login));
+    let mut bytes = encoded(&packet);
     for cut in 0..bytes.len() {
         assert_eq!(
             decode_connect(&mut BytesMut::from(&bytes[..cut]), 1000),
@@ -197,22 +192,10 @@ fn connect_of_rumqttc_decodes() {
         );
     }
     let connect = decode_connect(&mut bytes, 1000).unwrap().unwrap();
-    assert_eq!(
-        (
-            &*connect.client_id,
-            connect.clean_start,
-            connect.keep_alive_s
-        ),
-        ("client", true, 60)
-    );
-    assert_eq!(
-        (
-            connect.receive_max,
-            connect.packet_bytes_max,
-            connect.problem_info
-        ),
-        (3, 4000, false)
-    );
+    assert_eq!((&*connect.client_id, connect.clean_start), ("client", true));
+    assert_eq!(connect.keep_alive_s, 60);
+    assert_eq!((connect.receive_max, connect.packet_bytes_max), (3, 4000));
+    assert!(!connect.problem_info);
     assert_eq!((connect.session_expiry_s, connect.enhanced), (1000, None));
     let will = connect.will.unwrap();
     assert_eq!(
@@ -424,15 +407,9 @@ fn shortest_packet_forms_decode() {
         reason: ReasonCode::SUCCESS,
         session_expiry_s: None,
     };
-    assert_eq!(read(b"\xe0\x00"), Ok(Some(Packet::Disconnect(disconnect))));
-    assert_eq!(
-        read(b"\xe0\x01\x00"),
-        Ok(Some(Packet::Disconnect(disconnect)))
-    );
-    assert_eq!(
-        read(b"\xe0\x02\x00\x00"),
-        Ok(Some(Packet::Disconnect(disconnect)))
-    );
+    for bytes in [&b"\xe0\x00"[..], b"\xe0\x01\x00", b"\xe0\x02\x00\x00"] {
+        assert_eq!(read(bytes), Ok(Some(Packet::Disconnect(disconnect))));
+    }
     let ack = super::Ack {
         packet_id: 1,
         reason: ReasonCode(0x10),

@@ -1,8 +1,7 @@
 //! The life cycle of connections: new and resumed sessions, takeover, session expiry and wills
 //! (sections 3.1, 3.14, 4.1). Checks of a CONNECT that need no state are in [`crate::admission`].
 
-use statehouse_protocol::ConnectionId;
-use statehouse_protocol::SessionId;
+use statehouse_protocol::{ConnectionId, SessionId};
 use std::{
     borrow::Cow,
     hash::BuildHasher,
@@ -340,13 +339,10 @@ impl Core {
         text: &'static str,
     ) -> ConnectRefusal {
         self.refusals.report(&Refusal {
-            what: Refused::Connect,
-            reason,
-            text: Some(text),
-            peer: Some(peer),
             is_admitted: true,
             client: &origin.client,
             user: origin.identity.user.as_deref(),
+            ..Refusal::of_connect(reason, text, peer)
         });
         (reason, text)
     }

@@ -232,7 +232,7 @@ impl Core {
     /// session.
     pub(crate) fn subscription_limit(&self, client: &str, filter: &[u8]) -> Option<&'static str> {
         let session = self.session_of(client)?;
-        session.subscription_limit(filter, &self.limits, self.change_log.has_room())
+        session.subscription_limit(filter, &self.limits, self.change_log.has_room(), true)
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -272,10 +272,9 @@ impl Core {
         reason: ReasonCode,
         text: Option<&str>,
     ) {
-        let refusals = self.refusals.clone();
-        if let Some(session) = self.session(key) {
+        if let Some(session) = session_at(&mut self.sessions, key) {
             let identity = session.link.as_ref().map(|link| &link.identity);
-            refusals.report(&Refusal {
+            self.refusals.report(&Refusal {
                 what,
                 reason,
                 text,

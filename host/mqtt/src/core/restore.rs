@@ -19,7 +19,7 @@ use crate::{
         Recovery, SavedContent, SavedMessage, SavedRetained, SavedSession, SavedSubscription,
     },
     retained::Publisher,
-    router::{SessionKey, cost_bytes},
+    router::SessionKey,
     session::{RestoredSession, RetainedSearch, Session},
     session_queue::{Queued, Restored, Scope, SessionQueue},
     topic,
@@ -233,22 +233,12 @@ impl Core {
             subscription,
             retained_pending,
         } = saved;
-        let cost = cost_bytes(filter);
+        let limits = &self.limits;
         let fits = topic::check_filter(filter).is_ok()
-            && topic::levels(topic::of_topics(filter))
-                .nth(self.limits.topic_levels_max)
-                .is_none()
-            && session.subscriptions().len() < self.limits.subscriptions_per_session_max
-            && !(topic::is_shared(filter)
-                && session.subscriptions().shared_len()
-                    >= self.limits.shared_subscriptions_per_session_max)
-            && session.subscriptions().bytes() + cost
-                <= self.limits.subscription_bytes_per_session_max
-            && session.has_room_to_subscribe(
-                filter,
-                self.limits.subscription_bytes_total_max,
-                false,
-            );
+            && topic::level_count(topic::of_topics(filter)) <= limits.topic_levels_max
+            && session
+                .subscription_limit(filter, limits, true, false)
+                .is_none();
         if fits {
             session.restore_subscription(filter, subscription);
             self.router.subscribe(filter, key, subscription, false);

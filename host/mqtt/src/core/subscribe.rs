@@ -100,9 +100,7 @@ impl Core {
     ) -> Result<(Subscription, bool), (ReasonCode, Option<&'static str>)> {
         let topics = topic::of_topics(&filter.filter);
         let shared = topic::is_shared(&filter.filter);
-        let too_deep = topic::levels(topics)
-            .nth(self.limits.topic_levels_max)
-            .is_some();
+        let too_deep = topic::level_count(topics) > self.limits.topic_levels_max;
         if too_deep || topic::check_filter(&filter.filter).is_err() {
             return Err((ReasonCode::TOPIC_FILTER_INVALID, None));
         }
@@ -115,7 +113,7 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return Err((ReasonCode::UNSPECIFIED_ERROR, None));
         };
-        let limit = session.subscription_limit(&filter.filter, &self.limits, log_has_room);
+        let limit = session.subscription_limit(&filter.filter, &self.limits, log_has_room, true);
         if limit.is_some() {
             return Err((ReasonCode::QUOTA_EXCEEDED, limit));
         }

@@ -307,7 +307,7 @@ impl Core {
         barrier: Barrier,
         encode: impl FnOnce(&mut BytesMut, ProtocolVersion),
     ) {
-        let Some(Sending { link, mut log, .. }) = self.sending(key) else {
+        let Some(Sending { link, log, .. }) = self.sending(key) else {
             return;
         };
         let (version, bytes_max) = (link.version, link.packet_bytes_max);
@@ -320,7 +320,7 @@ impl Core {
                 out.truncate(before);
             }
         };
-        if log.put(&link.output, barrier, encode) {
+        if log.change_log.put(&link.output, barrier, encode) {
             let output = link.output.clone();
             self.wakes.push(output);
         }
@@ -348,10 +348,13 @@ impl Sending<'_> {
                         codec::short_ack(out, version, kind::PUBREL, packet_id, reason);
                     };
                     let barrier = log.barrier_for_all_changes();
-                    let Some(wake) = log.offer(&link.output, barrier, PUBREL_BYTES, rel) else {
-                        return;
-                    };
-                    tally.wake |= wake;
+                    match log
+                        .change_log
+                        .offer(&link.output, barrier, PUBREL_BYTES, rel)
+                    {
+                        Some(wake) => tally.wake |= wake,
+                        None => return,
+                    }
                 }
                 Some(_) if link.unacknowledged >= link.window => return,
                 Some(queued) => {
@@ -512,7 +515,10 @@ impl Tally {
             return Sent::TooLarge;
         }
         let encode = |out: &mut _| codec::publish(out, link.version, message, &delivery);
-        match log.offer(&link.output, barrier, packet_bytes, encode) {
+        match log
+            .change_log
+            .offer(&link.output, barrier, packet_bytes, encode)
+        {
             None => Sent::NoRoom,
             Some(wake) => {
                 self.wake |= wake;

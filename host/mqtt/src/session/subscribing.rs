@@ -87,14 +87,17 @@ impl Session {
     }
 
     /// The limit that refuses a subscription to this filter. None if there is room, or if the
-    /// subscription exists. `log_has_room` is the answer of the log.
+    /// subscription exists. `log_has_room` is the answer of the log. If not `shares` (during
+    /// recovery), the owner's share is not a limit, only the total.
     pub(crate) fn subscription_limit(
         &self,
         filter: &[u8],
         limits: &Limits,
         log_has_room: bool,
+        shares: bool,
     ) -> Option<&'static str> {
         let own = &self.subscriptions;
+        let total_max = limits.subscription_bytes_total_max;
         if own.get(filter).is_some() {
             None
         } else if own.len() >= limits.subscriptions_per_session_max {
@@ -107,17 +110,11 @@ impl Session {
             Some("the subscriptions of the session would exceed their limit of bytes")
         } else if self.is_durable() && !log_has_room {
             Some("the log has no room on the disk for this subscription")
-        } else if !self.has_room_to_subscribe(filter, limits.subscription_bytes_total_max, true) {
+        } else if !own.has_room(filter, &self.client, total_max, shares) {
             Some("subscriptions of this user or address, or of all clients, exceed their limit")
         } else {
             None
         }
-    }
-
-    /// Whether there is room for one more subscription in the owner's share or, if not `shares`
-    /// (during recovery), in the total.
-    pub(crate) fn has_room_to_subscribe(&self, filter: &[u8], max: usize, shares: bool) -> bool {
-        (self.subscriptions).has_room(filter, &self.client, max, shares)
     }
 
     /// Removes a subscription with its pending search. Returns false if there was none.

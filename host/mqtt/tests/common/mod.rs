@@ -28,13 +28,15 @@ pub(crate) const PEER: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
 pub(crate) fn broker(limits: Limits) -> Broker {
-    Broker::new(
-        Options {
-            limits,
-            ..Options::default()
-        },
-        Arc::new(NoService),
-    )
+    serving(limits, Arc::new(NoService))
+}
+
+fn serving(limits: Limits, service: Arc<dyn Service>) -> Broker {
+    let options = Options {
+        limits,
+        ..Options::default()
+    };
+    Broker::new(options, service)
 }
 
 /// Waits until a condition holds.
@@ -59,16 +61,24 @@ pub(crate) async fn listen(broker: &Broker) -> SocketAddr {
 }
 
 pub(crate) fn connect(client: &str, clean: bool, expiry_s: u32, keep_alive: u16) -> Packet {
+    Packet::Connect(greeting(client, clean, expiry_s, keep_alive), None, None)
+}
+
+/// The content of a CONNECT without will and login.
+pub(crate) fn greeting(
+    client: &str,
+    clean_start: bool,
+    expiry_s: u32,
+    keep_alive: u16,
+) -> wire::Connect {
     let mut properties = wire::ConnectProperties::new();
     properties.session_expiry_interval = Some(expiry_s);
-    let client_id = client.to_owned();
-    let connect = wire::Connect {
+    wire::Connect {
         keep_alive,
-        client_id,
-        clean_start: clean,
+        client_id: client.to_owned(),
+        clean_start,
         properties: Some(properties),
-    };
-    Packet::Connect(connect, None, None)
+    }
 }
 
 pub(crate) fn publish(topic: &str, qos: Q, packet_id: u16, payload: impl Into<Bytes>) -> Packet {
@@ -92,6 +102,10 @@ pub(crate) fn subscribe(filter: &str, qos: Q) -> Packet {
     let mut subscribe = wire::Subscribe::new(wire::Filter::new(filter, qos), None);
     subscribe.pkid = 1;
     Packet::Subscribe(subscribe)
+}
+
+pub(crate) fn puback(packet_id: u16) -> Packet {
+    Packet::PubAck(wire::PubAck::new(packet_id, None))
 }
 
 pub(crate) fn bytes(packets: &[Packet]) -> BytesMut {
@@ -151,11 +165,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     /// Sends a CONNECT and reads its CONNACK.
     pub(crate) async fn hello(mut self, client: &str, expiry_s: u32) -> Self {
         self.send(&[connect(client, false, expiry_s, 60)]).await;
+        let code = self.connack().await.code;
+        assert_eq!(code, wire::ConnectReturnCode::Success);
+        self
+    }
+
+    pub(crate) async fn connack(&mut self) -> wire::ConnAck {
         match self.next().await {
-            Some(Packet::ConnAck(ack)) => assert_eq!(ack.code, wire::ConnectReturnCode::Success),
+            Some(Packet::ConnAck(ack)) => ack,
             other => panic!("{other:?} instead of CONNACK"),
         }
-        self
+    }
+
+    /// Sends a PINGREQ. No other packet precedes its answer.
+    pub(crate) async fn ping(&mut self) {
+        self.send(&[Packet::PingReq(wire::PingReq)]).await;
+        assert_eq!(self.next().await, Some(Packet::PingResp(wire::PingResp)));
     }
 
     pub(crate) async fn listen_to(&mut self, filter: &str, qos: Q) {
@@ -221,16 +246,7 @@ pub(crate) struct Echo {
 impl Echo {
     pub(crate) fn broker(limits: Limits) -> (Broker, Arc<Self>) {
         let echo = Arc::new(Self::default());
-        (
-            Broker::new(
-                Options {
-                    limits,
-                    ..Options::default()
-                },
-                echo.clone(),
-            ),
-            echo,
-        )
+        (serving(limits, echo.clone()), echo)
     }
 
     pub(crate) fn count(&self, what: &str) -> usize {
@@ -251,20 +267,21 @@ pub(crate) struct Large {
 impl Large {
     pub(crate) fn broker(limits: Limits, answer_bytes: usize) -> Broker {
         let answer = vec![b'x'; answer_bytes].into();
-        let options = Options {
-            limits,
-            ..Options::default()
-        };
-        Broker::new(options, Arc::new(Self { answer }))
+        serving(limits, Arc::new(Self { answer }))
+    }
+}
+
+/// Takes `req/…`.
+fn claim(topic: &[u8]) -> Claim {
+    match topic.starts_with(b"req/") {
+        true => Claim::Take,
+        false => Claim::Route,
     }
 }
 
 impl Service for Large {
     fn claim(&self, topic: &[u8]) -> Claim {
-        match topic.starts_with(b"req/") {
-            true => Claim::Take,
-            false => Claim::Route,
-        }
+        claim(topic)
     }
 
     fn requests(&self, broker: &Broker, _: &Origin, requests: &mut Vec<Request>) {
@@ -292,11 +309,7 @@ fn answer(properties: &Properties) -> Option<Message> {
 
 impl Service for Echo {
     fn claim(&self, topic: &[u8]) -> Claim {
-        if topic.starts_with(b"req/") {
-            Claim::Take
-        } else {
-            Claim::Route
-        }
+        claim(topic)
     }
 
     fn requests(&self, broker: &Broker, from: &Origin, requests: &mut Vec<Request>) {

@@ -10,11 +10,6 @@ use crate::{Broker, Limits, Message, NoService, QoS, core::Source, testing::*};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A client whose window holds one message.
-fn narrow(client: &str) -> Hello {
-    Hello::new(client).set(|it| it.receive_maximum = Some(1))
-}
-
 /// Publishes from the broker itself.
 fn send(broker: &Broker, topic: &'static str, qos: QoS, payloads: &[&'static str]) {
     broker.batch(|batch| {
@@ -37,8 +32,8 @@ fn send_expiring(broker: &Broker, topic: &'static str, expires: Option<Instant>,
 /// messages at QoS 1.
 #[test]
 fn waiting_qos_0_messages_end_with_the_connection() {
-    let (broker, now) = (broker(Limits::default()), Instant::now());
-    let mut a = Peer::new(&broker, &narrow("a"), now);
+    let (broker, now) = start(Limits::default());
+    let mut a = Peer::new(&broker, &Hello::new("a").window(1), now);
     a.subscribe("t", Q::AtLeastOnce, now);
     send(&broker, "t", QoS::AtLeastOnce, &["sent", "kept"]);
     send(&broker, "t", QoS::AtMostOnce, &["lost", "lost"]);
@@ -49,7 +44,7 @@ fn waiting_qos_0_messages_end_with_the_connection() {
     let cost_bytes = Message::new("t", "sent", QoS::AtLeastOnce).cost_bytes();
     let stats = broker.stats();
     assert_eq!((stats.dropped, stats.queued_bytes), (2, 3 * cost_bytes));
-    let mut a = Peer::new(&broker, &narrow("a"), now);
+    let mut a = Peer::new(&broker, &Hello::new("a").window(1), now);
     for expected in ["sent", "kept", "last"] {
         let messages = a.messages();
         assert_eq!(messages.len(), 1);
@@ -66,8 +61,8 @@ fn waiting_qos_0_message_of_a_group_goes_to_another_member() {
         // The session ends, and with it all its messages go to the other member.
         (0, &["sent", "waits", "quick"][..]),
     ] {
-        let (broker, now) = (broker(Limits::default()), Instant::now());
-        let mut a = Peer::new(&broker, &narrow("a").expiry(expiry_s), now);
+        let (broker, now) = start(Limits::default());
+        let mut a = Peer::new(&broker, &Hello::new("a").window(1).expiry(expiry_s), now);
         a.subscribe("$share/g/t", Q::AtLeastOnce, now);
         send(&broker, "t", QoS::AtLeastOnce, &["sent", "waits"]);
         send(&broker, "t", QoS::AtMostOnce, &["quick"]);
@@ -89,7 +84,7 @@ fn expired_messages_make_room_for_other_absent_clients() {
         queue_bytes_total_max: 4000,
         ..Limits::default()
     };
-    let (broker, now) = (broker(limits), Instant::now());
+    let (broker, now) = start(limits);
     Peer::leave_subscribed(&broker, "a", now);
     let mut other = Peer::new(&broker, &Hello::new("other"), now);
     other.subscribe("fresh", Q::AtLeastOnce, now);

@@ -124,8 +124,7 @@ fn refused_messages_do_not_use_up_the_shared_rate() {
     let deep = "a/".repeat(1000);
     for topic in ["forbidden/t", "no/t", &deep] {
         for _ in 0..100 {
-            let packet = Packet::Publish(publish(topic, Q::AtMostOnce, 0, ""));
-            hostile.send(&[packet], now);
+            hostile.publish(topic, Q::AtMostOnce, 0, "", now);
         }
     }
     let packets = [1, 2, 3].map(|id| Packet::Publish(publish("t", Q::AtLeastOnce, id, "")));
@@ -153,8 +152,7 @@ fn waiting_messages_obey_the_new_rules() {
         ..Limits::default()
     });
     let now = Instant::now();
-    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
-    let mut a = Peer::new(&broker, &hello, now);
+    let mut a = Peer::new(&broker, &Hello::new("a").window(1), now);
     a.subscribe("secret", Q::AtLeastOnce, now);
     a.subscribe("open", Q::AtLeastOnce, now);
     let mut b = Peer::new(&broker, &Hello::new("b"), now);
@@ -201,25 +199,16 @@ fn waiting_messages_obey_the_new_rules() {
 fn queued_messages_of_withdrawn_topics_reach_no_client() {
     let (broker, rules) = ruled(Limits::default());
     let now = Instant::now();
-    let narrow = |id| Hello::new(id).set(|it| it.receive_maximum = Some(1));
-    let mut former = Peer::new(&broker, &narrow("former"), now);
+    let mut former = Peer::new(&broker, &Hello::new("former").window(1), now);
     former.subscribe("plans/#", Q::AtLeastOnce, now);
     former.subscribe("open", Q::AtLeastOnce, now);
-    let mut first = Peer::new(&broker, &narrow("first"), now);
+    let mut first = Peer::new(&broker, &Hello::new("first").window(1), now);
     first.subscribe("$share/g/plans/#", Q::AtLeastOnce, now);
     let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
     for (topic, id) in [("plans/1", 1), ("plans/2", 2), ("open", 3)] {
-        let message = publish(topic, Q::AtLeastOnce, id, topic);
-        publisher.send(&[Packet::Publish(message)], now);
+        publisher.publish(topic, Q::AtLeastOnce, id, topic, now);
     }
-    former.send(
-        &[Packet::Unsubscribe({
-            let mut unsubscribe = wire::Unsubscribe::new("plans/#", None);
-            unsubscribe.pkid = 7;
-            unsubscribe
-        })],
-        now,
-    );
+    former.send(&[unsubscribe(&["plans/#"])], now);
     let mut second = Peer::new(&broker, &Hello::new("second"), now);
     second.subscribe("$share/g/plans/#", Q::AtLeastOnce, now);
     rules.strict.store(true, Ordering::Relaxed);
@@ -249,8 +238,7 @@ fn queued_messages_of_withdrawn_topics_reach_no_client() {
 fn message_of_the_service_that_arrives_after_new_rules_does_not_wait() {
     let (broker, rules) = ruled(Limits::default());
     let now = Instant::now();
-    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
-    let mut a = Peer::new(&broker, &hello, now);
+    let mut a = Peer::new(&broker, &Hello::new("a").window(1), now);
     let deliver = |topic: &'static str| {
         let message = Message::new(topic, topic.to_owned(), QoS::AtLeastOnce);
         let mut core = broker.lock();
@@ -338,8 +326,7 @@ fn resumption_without_rules_examines_no_queued_message() {
         Peer::leave_subscribed(&broker, "a", now);
         send_topics(&broker, &vec!["t"; count]);
         let before = broker.lock().work();
-        let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
-        let mut a = Peer::new(&broker, &hello, now);
+        let mut a = Peer::new(&broker, &Hello::new("a").window(1), now);
         assert_eq!(a.payloads(), ["t"]);
         broker.lock().work() - before
     };

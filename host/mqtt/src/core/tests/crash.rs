@@ -11,7 +11,7 @@ use std::{
 };
 
 use proptest::prelude::*;
-use wire::{Packet, PubAck, PubComp, PubRec, PubRel};
+use wire::Packet;
 
 use crate::{Broker, Limits, NoService, testing::*};
 
@@ -58,10 +58,9 @@ impl Model {
 
     /// The next packet. Connects if there is no connection.
     fn next(&mut self, broker: &Broker, now: Instant) -> Option<Packet> {
-        let peer = self.peer.get_or_insert_with(|| {
-            let hello = Hello::new(self.name).set(|hello| hello.receive_maximum = Some(2));
-            Peer::waiting(broker, &hello, now)
-        });
+        let peer = self
+            .peer
+            .get_or_insert_with(|| Peer::waiting(broker, &Hello::new(self.name).window(2), now));
         self.inbox.extend(peer.receive());
         let packet = self.inbox.pop_front()?;
         if let Packet::ConnAck(connack) = &packet {
@@ -136,8 +135,7 @@ impl World {
                 again.sort_by_key(|(_, (message, _))| *message);
                 for (packet_id, (message, released)) in again {
                     if released {
-                        self.publisher
-                            .send(Packet::PubRel(PubRel::new(packet_id, None)), self.now);
+                        self.publisher.send(pubrel(packet_id), self.now);
                     } else {
                         self.publish(packet_id, message, true);
                     }
@@ -151,8 +149,7 @@ impl World {
                 // A second PUBREC may answer a repeated PUBLISH.
                 if let Some(entry) = self.unacknowledged.get_mut(&rec.pkid) {
                     entry.1 = true;
-                    self.publisher
-                        .send(Packet::PubRel(PubRel::new(rec.pkid, None)), self.now);
+                    self.publisher.send(pubrel(rec.pkid), self.now);
                 }
             }
             Some(Packet::PubComp(comp)) => _ = self.unacknowledged.remove(&comp.pkid),
@@ -185,10 +182,7 @@ impl World {
                 if self.subscribed {
                     return true;
                 }
-                let filter = wire::Filter::new("t", Q::ExactlyOnce);
-                let mut subscribe = wire::Subscribe::new(filter, None);
-                subscribe.pkid = 9;
-                Packet::Subscribe(subscribe)
+                subscribe("t", Q::ExactlyOnce)
             }
             Packet::SubAck(_) => {
                 self.subscribed = true;
@@ -202,7 +196,7 @@ impl World {
                 assert_eq!(publish.qos, qos(message));
                 if publish.qos == Q::AtLeastOnce {
                     self.received.push(message);
-                    Packet::PubAck(PubAck::new(publish.pkid, None))
+                    puback(publish.pkid)
                 } else {
                     match self.open.get(&publish.pkid) {
                         // The packet id is open, so this must be a redelivery of the same message.
@@ -212,12 +206,12 @@ impl World {
                             self.open.insert(publish.pkid, message);
                         }
                     }
-                    Packet::PubRec(PubRec::new(publish.pkid, None))
+                    pubrec(publish.pkid)
                 }
             }
             Packet::PubRel(rel) => {
                 self.open.remove(&rel.pkid);
-                Packet::PubComp(PubComp::new(rel.pkid, None))
+                pubcomp(rel.pkid)
             }
             other => panic!("{other:?} to the subscriber"),
         };
@@ -230,13 +224,8 @@ impl World {
         self.publisher.forget();
         self.subscriber.forget();
         self.log.crash(survivors);
-        self.broker = restored(
-            &self.log,
-            Limits::default(),
-            Arc::new(NoService),
-            self.began,
-            self.now,
-        );
+        let (limits, service) = (Limits::default(), Arc::new(NoService));
+        self.broker = restored(&self.log, limits, service, self.began, self.now);
     }
 
     fn tick(&mut self) {

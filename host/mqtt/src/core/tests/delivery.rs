@@ -1,17 +1,10 @@
 //! Send windows, redeliveries, QoS 2 towards the client, and limited queues.
 
-use std::{
-    borrow::Cow,
-    time::{Duration, Instant},
-};
+use std::{borrow::Cow, time::Duration};
 
-use wire::{DisconnectReasonCode, Packet, PubComp, PubRec, PubRecReason, PubRel};
+use wire::{DisconnectReasonCode, Packet, PubRec, PubRecReason};
 
 use crate::{Broker, Limits, Message, QoS, core::Source, testing::*};
-
-fn start(limits: Limits) -> (Broker, Instant) {
-    (broker(limits), Instant::now())
-}
 
 fn flood(broker: &Broker, count: usize, qos: QoS) {
     broker.batch(|batch| {
@@ -24,11 +17,7 @@ fn flood(broker: &Broker, count: usize, qos: QoS) {
 #[test]
 fn the_clients_receive_maximum_is_its_window() {
     let (broker, now) = start(Limits::default());
-    let mut a = Peer::new(
-        &broker,
-        &Hello::new("a").set(|p| p.receive_maximum = Some(3)),
-        now,
-    );
+    let mut a = Peer::new(&broker, &Hello::new("a").window(3), now);
     a.subscribe("t", Q::AtLeastOnce, now);
     flood(&broker, 5, QoS::AtLeastOnce);
     let first = a.messages();
@@ -58,51 +47,26 @@ fn resumed_session_redelivers_in_order_with_the_same_ids() {
     let before = a.messages();
     assert_eq!(before.len(), 5);
     // The second message is acknowledged, and the fourth has its PUBREC.
-    a.send(
-        &[
-            puback(before[1].pkid),
-            Packet::PubRec(PubRec::new(before[3].pkid, None)),
-        ],
-        now,
-    );
-    assert_eq!(
-        a.receive(),
-        [Packet::PubRel(PubRel::new(before[3].pkid, None))]
-    );
+    a.send(&[puback(before[1].pkid), pubrec(before[3].pkid)], now);
+    assert_eq!(a.receive(), [pubrel(before[3].pkid)]);
     a.lose(now);
     flood(&broker, 1, QoS::AtLeastOnce);
 
-    let mut a = Peer::new(
-        &broker,
-        &Hello::new("a").set(|p| p.receive_maximum = Some(2)),
-        now,
-    );
+    let mut a = Peer::new(&broker, &Hello::new("a").window(2), now);
     let repeated = |index: usize| {
         let mut message = before[index].clone();
         message.dup = true;
         Packet::Publish(message)
     };
-    assert_eq!(
-        a.receive(),
-        [
-            repeated(0),
-            repeated(2),
-            Packet::PubRel(PubRel::new(before[3].pkid, None))
-        ]
-    );
+    let again = [repeated(0), repeated(2), pubrel(before[3].pkid)];
+    assert_eq!(a.receive(), again);
     a.send(&[puback(before[0].pkid)], now);
     assert_eq!(
         a.receive(),
         [repeated(4)],
         "redeliveries respect the new window"
     );
-    a.send(
-        &[
-            Packet::PubComp(PubComp::new(before[3].pkid, None)),
-            puback(before[2].pkid),
-        ],
-        now,
-    );
+    a.send(&[pubcomp(before[3].pkid), puback(before[2].pkid)], now);
     let newer = a.messages();
     assert_eq!(
         (newer.len(), newer[0].dup),
@@ -114,34 +78,20 @@ fn resumed_session_redelivers_in_order_with_the_same_ids() {
 #[test]
 fn outgoing_qos_2_exchange_follows_the_standard() {
     let (broker, now) = start(Limits::default());
-    let mut a = Peer::new(
-        &broker,
-        &Hello::new("a").set(|p| p.receive_maximum = Some(1)),
-        now,
-    );
+    let mut a = Peer::new(&broker, &Hello::new("a").window(1), now);
     a.subscribe("t", Q::ExactlyOnce, now);
     flood(&broker, 3, QoS::ExactlyOnce);
     let id = a.messages()[0].pkid;
-    a.send(&[Packet::PubRec(PubRec::new(id, None))], now);
-    assert_eq!(
-        a.receive(),
-        [Packet::PubRel(PubRel::new(id, None))],
-        "the window opens at PUBCOMP"
-    );
-    a.send(
-        &[
-            Packet::PubRec(PubRec::new(id, None)),
-            Packet::PubComp(PubComp::new(id, None)),
-        ],
-        now,
-    );
+    a.send(&[pubrec(id)], now);
+    assert_eq!(a.receive(), [pubrel(id)], "the window opens at PUBCOMP");
+    a.send(&[pubrec(id), pubcomp(id)], now);
     assert_eq!(a.receive().len(), 2, "PUBREL again, and the next message");
     // A PUBREC with an error ends the exchange at once.
     let mut refused = PubRec::new(2, None);
     refused.reason = PubRecReason::QuotaExceeded;
     a.send(&[Packet::PubRec(refused)], now);
     assert_eq!(a.payloads(), ["2"]);
-    a.send(&[Packet::PubRec(PubRec::new(77, None))], now);
+    a.send(&[pubrec(77)], now);
     let Some(Packet::PubRel(rel)) = a.receive().pop() else {
         panic!("no PUBREL")
     };
@@ -271,11 +221,7 @@ fn output_above_its_mark_waits_in_the_queue_and_keeps_its_order() {
 #[test]
 fn packet_ids_wrap_around_and_skip_ids_in_use() {
     let (broker, now) = start(Limits::default());
-    let mut a = Peer::new(
-        &broker,
-        &Hello::new("a").set(|p| p.receive_maximum = Some(2)),
-        now,
-    );
+    let mut a = Peer::new(&broker, &Hello::new("a").window(2), now);
     a.subscribe("t", Q::AtLeastOnce, now);
     flood(&broker, 1, QoS::AtLeastOnce);
     assert_eq!(a.messages()[0].pkid, 1, "this id is never acknowledged");
@@ -370,14 +316,11 @@ fn subscription_identifiers_of_queued_messages_count() {
 /// A repeated message may have been delivered before, and a refusal would deny that.
 #[test]
 fn rates_do_not_refuse_what_a_resumed_session_repeats() {
-    let (broker, now) = (
-        broker(Limits {
-            publishes_per_second_max: 4,
-            publishes_per_second_total_max: 6,
-            ..Limits::default()
-        }),
-        Instant::now(),
-    );
+    let (broker, now) = start(Limits {
+        publishes_per_second_max: 4,
+        publishes_per_second_total_max: 6,
+        ..Limits::default()
+    });
     let accepted = |peer: &mut Peer, dup, count, now| {
         let mut accepted = 0;
         for id in 1..=count {

@@ -9,11 +9,11 @@ use std::{
 };
 
 use statehouse_protocol::LogPosition;
+use tokio::time::timeout;
 use wire::{Packet, PubAckReason, PubRecReason, SubscribeReasonCode};
 
 use crate::{
-    Broker, ImageCursor, Limits, Message, NoService, Options, Persistence, QoS, Recovery,
-    persist::Brake, testing::*,
+    Broker, Limits, Message, NoService, Options, Persistence, QoS, persist::Brake, testing::*,
 };
 
 /// A broker with a log that releases every record at once.
@@ -24,8 +24,8 @@ fn broker() -> (Arc<TestLog>, Broker, Instant) {
 }
 
 /// Publishes at QoS 1 and returns the reason of the PUBACK.
-fn ask(peer: &mut Peer, message: wire::Publish, now: Instant) -> PubAckReason {
-    peer.send(&[Packet::Publish(message)], now);
+fn ask(peer: &mut Peer, message: Packet, now: Instant) -> PubAckReason {
+    peer.send(&[message], now);
     let packets = peer.receive();
     match &packets[..] {
         [Packet::PubAck(ack)] => ack.reason,
@@ -33,30 +33,26 @@ fn ask(peer: &mut Peer, message: wire::Publish, now: Instant) -> PubAckReason {
     }
 }
 
-fn retained(topic: &str, packet_id: u16, payload: &str) -> wire::Publish {
-    let mut message = publish(topic, Q::AtLeastOnce, packet_id, payload);
-    message.retain = true;
-    message
-}
-
 #[test]
 fn full_log_refuses_retained_messages_but_not_removals() {
     let (log, broker, now) = broker();
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
-    assert_eq!(
-        ask(&mut peer, retained("t", 1, "first"), now),
-        PubAckReason::NoMatchingSubscribers
-    );
+    let mut retain = |id, payload| {
+        let message = retained("t", Q::AtLeastOnce, id, payload);
+        ask(&mut peer, message, now)
+    };
+    let accepted = retain(1, "first");
+    assert_eq!(accepted, PubAckReason::NoMatchingSubscribers);
     log.set_full(true);
-    let refused = ask(&mut peer, retained("t", 2, "second"), now);
+    let refused = retain(2, "second");
     assert_eq!(refused, PubAckReason::QuotaExceeded);
     assert_eq!(broker.stats().retained, 1);
     // A removal needs no room.
-    let removed = ask(&mut peer, retained("t", 3, ""), now);
+    let removed = retain(3, "");
     assert_eq!(removed, PubAckReason::NoMatchingSubscribers);
     assert_eq!(broker.stats().retained, 0);
     log.set_full(false);
-    let accepted = ask(&mut peer, retained("t", 4, "fourth"), now);
+    let accepted = retain(4, "fourth");
     assert_eq!(accepted, PubAckReason::NoMatchingSubscribers);
 }
 
@@ -73,7 +69,7 @@ fn full_log_refuses_messages_for_durable_sessions_only() {
     let mut publisher = Peer::new(&broker, &Hello::new("publisher").expiry(0), now);
     log.set_full(true);
     let before = log.len();
-    let message = |topic| publish(topic, Q::AtLeastOnce, 1, topic);
+    let message = |topic| Packet::Publish(publish(topic, Q::AtLeastOnce, 1, topic));
     let refused = ask(&mut publisher, message("kept"), now);
     assert_eq!(refused, PubAckReason::QuotaExceeded);
     for topic in ["own", "lost"] {
@@ -111,7 +107,7 @@ fn full_log_refuses_messages_for_groups_of_durable_sessions_only() {
     let mut publisher = Peer::new(&broker, &Hello::new("publisher").expiry(0), now);
     log.set_full(true);
     let before = log.len();
-    let message = |topic| publish(topic, Q::AtLeastOnce, 1, topic);
+    let message = |topic| Packet::Publish(publish(topic, Q::AtLeastOnce, 1, topic));
     let refused = ask(&mut publisher, message("durable"), now);
     assert_eq!(refused, PubAckReason::QuotaExceeded);
     for _ in 0..2 {
@@ -169,7 +165,7 @@ fn log_that_fills_during_a_publish_holds_all_its_messages() {
     member.lose(now);
     let mut publisher = Peer::new(&broker, &Hello::new("publisher").expiry(0), now);
     log.questions_left.store(1, Ordering::Relaxed);
-    let message = publish("t", Q::AtLeastOnce, 1, "kept");
+    let message = Packet::Publish(publish("t", Q::AtLeastOnce, 1, "kept"));
     assert_eq!(ask(&mut publisher, message, now), PubAckReason::Success);
     assert_eq!(log.log.recovery().sessions.len(), 4);
     for session in log.log.recovery().sessions.values() {
@@ -186,9 +182,7 @@ fn full_log_does_not_withhold_retained_messages() {
         let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
         durable.subscribe("t", qos, now);
         let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
-        let mut message = retained("t", 1, "kept");
-        message.qos = qos;
-        publisher.send(&[Packet::Publish(message)], now);
+        publisher.send(&[retained("t", qos, 1, "kept")], now);
         assert_eq!(durable.payloads(), ["kept"]);
         log.set_full(true);
         let before = log.len();
@@ -209,14 +203,8 @@ fn full_log_does_not_turn_a_normal_disconnect_into_a_violation() {
     for (asked, expected) in [(3600, &[][..]), (0, &["lost"][..])] {
         let hello = Hello::new("new").expiry(asked).will("gone", "lost", 0);
         let mut new = Peer::new(&broker, &hello, now);
-        let mut disconnect = wire::Disconnect::new(wire::DisconnectReasonCode::NormalDisconnection);
-        disconnect.properties = Some(wire::DisconnectProperties {
-            session_expiry_interval: Some(3600),
-            reason_string: None,
-            user_properties: vec![],
-            server_reference: None,
-        });
-        new.send(&[Packet::Disconnect(disconnect)], now);
+        let reason = wire::DisconnectReasonCode::NormalDisconnection;
+        new.send(&[disconnect(reason, 3600)], now);
         new.lose(now);
         assert_eq!(watcher.payloads(), expected, "{asked} s");
     }
@@ -261,15 +249,9 @@ fn full_log_keeps_new_wills_in_memory_only() {
     let large = "w".repeat(10_000);
     let late = Peer::new(&broker, &Hello::new("late").will("gone", &large, 0), now);
     assert!(log.bytes() < before + 100, "the will is recorded");
-    let image = {
-        let (mut cursor, mut recovery) = (ImageCursor::default(), Recovery::default());
-        let mut bytes = 0;
-        while let Some(piece) = broker.image(&mut cursor, 1 << 20) {
-            bytes += piece.len();
-            recovery.apply(&piece).unwrap();
-        }
-        bytes
-    };
+    let pieces = image(&broker, 1 << 20);
+    recovered(&pieces);
+    let image: usize = pieces.iter().map(Vec::len).sum();
     assert!(image < 1000, "the will is in the snapshot of {image} bytes");
     recorded.lose(now);
     assert_eq!(broker.stats().retained, 1);
@@ -309,23 +291,15 @@ async fn brake_pauses_only_connections_that_append() {
     log.behind.store(true, Ordering::Relaxed);
     brake.begin();
     brake.end();
-    let at_once = Duration::ZERO;
-    assert!(
-        tokio::time::timeout(at_once, brake.wait(false))
-            .await
-            .is_ok()
-    );
-    let pauses = tokio::time::timeout(Duration::from_secs(1), brake.wait(true)).await;
+    assert!(timeout(Duration::ZERO, brake.wait(false)).await.is_ok());
+    let second = Duration::from_secs(1);
+    let pauses = timeout(second, brake.wait(true)).await;
     assert!(pauses.is_err(), "a large packet waits");
     brake.begin();
     log.appended.fetch_add(1, Ordering::Relaxed);
     brake.end();
-    let pauses = tokio::time::timeout(Duration::from_secs(1), brake.wait(false)).await;
+    let pauses = timeout(second, brake.wait(false)).await;
     assert!(pauses.is_err(), "a writer waits");
     log.behind.store(false, Ordering::Relaxed);
-    assert!(
-        tokio::time::timeout(Duration::from_secs(1), brake.wait(true))
-            .await
-            .is_ok()
-    );
+    assert!(timeout(second, brake.wait(true)).await.is_ok());
 }

@@ -4,7 +4,7 @@
 use std::{future::Future, sync::Arc, time::Instant};
 
 use statehouse_protocol::LogPosition;
-use wire::{Packet, PubComp, PubRec, PubRel};
+use wire::Packet;
 
 use crate::{
     Broker, Limits, Message, NoService, Persistence, QoS, ReasonCode, Service, testing::*,
@@ -40,6 +40,13 @@ impl Held {
         peer
     }
 
+    /// Ends a connection at the request of the embedder.
+    fn disconnect(&self, peer: &Peer) {
+        let (to, reason) = (&peer.origin, ReasonCode::ADMINISTRATIVE_ACTION);
+        self.broker
+            .batch(|batch| batch.disconnect(&to.client, to.connection, reason, None));
+    }
+
     pub(super) fn release(&self) {
         self.log.release_all(&self.broker);
     }
@@ -59,18 +66,6 @@ impl Held {
     }
 }
 
-pub(super) fn subscribe(filter: &str, qos: Q) -> Packet {
-    let mut subscribe = wire::Subscribe::new(wire::Filter::new(filter, qos), None);
-    subscribe.pkid = 1;
-    Packet::Subscribe(subscribe)
-}
-
-fn unsubscribe(filter: &str) -> Packet {
-    let mut unsubscribe = wire::Unsubscribe::new(filter, None);
-    unsubscribe.pkid = 2;
-    Packet::Unsubscribe(unsubscribe)
-}
-
 #[test]
 fn connack_suback_and_unsuback_wait_for_their_records() {
     let held = Held::new(Arc::new(NoService));
@@ -79,7 +74,7 @@ fn connack_suback_and_unsuback_wait_for_their_records() {
     assert!(matches!(&packets[..], [Packet::ConnAck(ack)] if !ack.session_present));
     for (packet, wanted) in [
         (subscribe("t", Q::AtLeastOnce), 0x90),
-        (unsubscribe("t"), 0xB0),
+        (unsubscribe(&["t"]), 0xB0),
     ] {
         peer.send(&[packet], held.now);
         let packets = held.after_release(&mut peer);
@@ -92,7 +87,7 @@ fn connack_suback_and_unsuback_wait_for_their_records() {
     }
     // Unsubscribing again records nothing and depends on no record.
     let records = held.log.len();
-    peer.send(&[unsubscribe("t")], held.now);
+    peer.send(&[unsubscribe(&["t"])], held.now);
     assert!(matches!(peer.receive()[..], [Packet::UnsubAck(_)]));
     assert_eq!(held.log.len(), records);
     peer.lose(held.now);
@@ -124,24 +119,20 @@ fn acknowledgements_of_routed_messages_wait_for_records() {
     // This includes publishers whose session is not durable.
     for expiry_s in [0, 100] {
         let mut publisher = held.peer(&Hello::new("p").expiry(expiry_s));
-        let routed = publish("t", Q::AtLeastOnce, 1, "x");
-        publisher.send(&[Packet::Publish(routed)], held.now);
+        publisher.publish("t", Q::AtLeastOnce, 1, "x", held.now);
         let packets = held.after_release(&mut publisher);
         assert!(matches!(packets[..], [Packet::PubAck(_)]));
-        let routed = publish("t", Q::ExactlyOnce, 2, "x");
-        publisher.send(&[Packet::Publish(routed)], held.now);
+        publisher.publish("t", Q::ExactlyOnce, 2, "x", held.now);
         let packets = held.after_release(&mut publisher);
         assert!(matches!(packets[..], [Packet::PubRec(_)]));
-        publisher.send(&[Packet::PubRel(PubRel::new(2, None))], held.now);
+        publisher.send(&[pubrel(2)], held.now);
         let packets = if expiry_s > 0 {
             held.after_release(&mut publisher)
         } else {
             publisher.receive()
         };
         assert!(matches!(packets[..], [Packet::PubComp(_)]));
-        let mut retained = publish("r", Q::AtLeastOnce, 3, "x");
-        retained.retain = true;
-        publisher.send(&[Packet::Publish(retained)], held.now);
+        publisher.send(&[retained("r", Q::AtLeastOnce, 3, "x")], held.now);
         let packets = held.after_release(&mut publisher);
         assert!(matches!(packets[..], [Packet::PubAck(_)]));
         publisher.lose(held.now);
@@ -162,7 +153,7 @@ fn unrecorded_packets_leave_at_once() {
         assert_eq!(passing.messages().len(), 1);
         assert_eq!(peer.receive().len(), packet_id.min(1).into());
     }
-    peer.send(&[Packet::PingReq(wire::PingReq)], held.now);
+    peer.send(&[ping()], held.now);
     assert_eq!(peer.receive().len(), 1);
     assert_eq!(held.log.len(), records);
 }
@@ -186,11 +177,11 @@ fn outgoing_qos_2_waits_at_each_step_and_qos_1_does_not() {
         panic!("{packets:?}")
     };
     let id = message.pkid;
-    peer.send(&[Packet::PubRec(PubRec::new(id, None))], held.now);
+    peer.send(&[pubrec(id)], held.now);
     let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubRel(_)]));
     let records = held.log.len();
-    peer.send(&[Packet::PubComp(PubComp::new(id, None))], held.now);
+    peer.send(&[pubcomp(id)], held.now);
     assert_eq!(held.log.len(), records + 1);
     assert_eq!(peer.receive(), []);
 }
@@ -199,8 +190,7 @@ fn outgoing_qos_2_waits_at_each_step_and_qos_1_does_not() {
 fn waiting_subscriber() -> (Held, Peer) {
     let held = Held::new(Arc::new(NoService));
     let mut peer = held.peer(&Hello::new("a"));
-    let ping = Packet::PingReq(wire::PingReq);
-    peer.send(&[ping, subscribe("t", Q::AtLeastOnce)], held.now);
+    peer.send(&[ping(), subscribe("t", Q::AtLeastOnce)], held.now);
     (held, peer)
 }
 
@@ -208,14 +198,7 @@ fn waiting_subscriber() -> (Held, Peer) {
 fn packets_behind_a_waiting_packet_wait_too() {
     let (held, mut peer) = waiting_subscriber();
     let first = held.log.len();
-    peer.send(
-        &[
-            Packet::PingReq(wire::PingReq),
-            unsubscribe("t"),
-            Packet::PingReq(wire::PingReq),
-        ],
-        held.now,
-    );
+    peer.send(&[ping(), unsubscribe(&["t"]), ping()], held.now);
     assert_eq!(peer.receive(), [Packet::PingResp(wire::PingResp)]);
     held.log.release(&held.broker, first);
     let packets = peer.receive();
@@ -264,15 +247,8 @@ fn delivered_messages_are_recorded_when_the_connection_ends() {
     let mut peer = held.subscriber("a", "n/#", Q::ExactlyOnce);
     let records = held.log.len();
     let origin = peer.origin.clone();
-    let deliver = |topic: &'static str, qos| {
-        held.broker.batch(|batch| {
-            batch.deliver(
-                &origin.client,
-                origin.connection,
-                Message::new(topic, "x", qos),
-            )
-        })
-    };
+    let deliver =
+        |topic: &'static str, qos| deliver(&held.broker, &origin, Message::new(topic, "x", qos));
     assert!(deliver("n/1", QoS::AtLeastOnce));
     assert!(deliver("n/2", QoS::AtLeastOnce));
     let ids: Vec<u16> = peer.messages().iter().map(|message| message.pkid).collect();
@@ -302,15 +278,7 @@ fn delivered_messages_are_recorded_when_the_connection_ends() {
 fn closing_drops_waiting_packets_but_sends_the_disconnect() {
     let (held, mut peer) = waiting_subscriber();
     assert!(!peer.output.cut(), "the output is still open");
-    let origin = peer.origin.clone();
-    held.broker.batch(|batch| {
-        batch.disconnect(
-            &origin.client,
-            origin.connection,
-            ReasonCode::ADMINISTRATIVE_ACTION,
-            None,
-        );
-    });
+    held.disconnect(&peer);
     assert_eq!(peer.receive(), [Packet::PingResp(wire::PingResp)]);
     assert!(peer.output.cut());
     let packets = peer.receive();
@@ -328,15 +296,7 @@ fn closing_drops_waiting_packets_but_sends_the_disconnect() {
 fn disconnect_is_not_sent_before_the_connack() {
     let held = Held::new(Arc::new(NoService));
     let mut peer = Peer::waiting(&held.broker, &Hello::new("a"), held.now);
-    let origin = peer.origin.clone();
-    held.broker.batch(|batch| {
-        batch.disconnect(
-            &origin.client,
-            origin.connection,
-            ReasonCode::ADMINISTRATIVE_ACTION,
-            None,
-        );
-    });
+    held.disconnect(&peer);
     assert!(peer.output.cut());
     assert_eq!(peer.receive(), []);
 }

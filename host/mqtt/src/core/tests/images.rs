@@ -8,11 +8,9 @@ use std::{
 };
 
 use proptest::prelude::*;
-use wire::{DisconnectReasonCode, Packet, PubComp, PubRec, PubRel};
+use wire::{DisconnectReasonCode, Packet};
 
-use crate::{
-    Broker, ImageCursor, Limits, Message, NoService, PropertiesBuilder, QoS, Recovery, testing::*,
-};
+use crate::{Broker, ImageCursor, Limits, Message, NoService, PropertiesBuilder, QoS, testing::*};
 
 const CLIENTS: [&str; 3] = ["a", "b", "c"];
 const FILTERS: [&str; 4] = ["t/0", "t/+", "#", "t/1"];
@@ -97,6 +95,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 /// The pieces of a snapshot, and the number of records when it was begun.
+#[derive(Default)]
 struct Image {
     cursor: ImageCursor,
     pieces: Vec<Vec<u8>>,
@@ -137,12 +136,7 @@ impl World {
             peers: Default::default(),
             inboxes: Default::default(),
             packet_id: 0,
-            image: Image {
-                cursor: ImageCursor::default(),
-                pieces: Vec::new(),
-                from: 0,
-                over: false,
-            },
+            image: Image::default(),
         }
     }
 
@@ -170,10 +164,8 @@ impl World {
 
     fn begin_image(&mut self) {
         self.image = Image {
-            cursor: ImageCursor::default(),
-            pieces: Vec::new(),
             from: self.log.len(),
-            over: false,
+            ..Image::default()
         };
     }
 
@@ -189,9 +181,9 @@ impl World {
             Packet::Publish(publish) => match publish.qos {
                 Q::AtMostOnce => return,
                 Q::AtLeastOnce => puback(publish.pkid),
-                Q::ExactlyOnce => Packet::PubRec(PubRec::new(publish.pkid, None)),
+                Q::ExactlyOnce => pubrec(publish.pkid),
             },
-            Packet::PubRel(rel) => Packet::PubComp(PubComp::new(rel.pkid, None)),
+            Packet::PubRel(rel) => pubcomp(rel.pkid),
             _ => return,
         };
         self.send(client, answer);
@@ -213,9 +205,7 @@ impl World {
                 qos,
             } => self.subscribe(client, filter, qos),
             Action::Unsubscribe { client, filter } => {
-                let mut unsubscribe = wire::Unsubscribe::new(FILTERS[filter], None);
-                unsubscribe.pkid = 1;
-                self.send(client, Packet::Unsubscribe(unsubscribe));
+                self.send(client, unsubscribe(&[FILTERS[filter]]));
             }
             Action::Publish {
                 client,
@@ -233,7 +223,7 @@ impl World {
             }
             Action::Release { client } => {
                 let id = self.packet_id.max(1);
-                self.send(client, Packet::PubRel(PubRel::new(id, None)));
+                self.send(client, pubrel(id));
             }
             Action::FromBroker {
                 topic,
@@ -253,9 +243,7 @@ impl World {
 
     fn connect(&mut self, client: usize, expiry_s: u32, clean: bool, will: bool) {
         self.inboxes[client].clear();
-        let mut hello = Hello::new(CLIENTS[client])
-            .expiry(expiry_s)
-            .set(|hello| hello.receive_maximum = Some(2));
+        let mut hello = Hello::new(CLIENTS[client]).expiry(expiry_s).window(2);
         hello.connect.clean_start = clean;
         if will {
             hello = hello.will("u", "will", expiry_s / 2);
@@ -269,19 +257,8 @@ impl World {
     }
 
     fn disconnect(&mut self, client: usize, expiry_s: u32) {
-        let properties = wire::DisconnectProperties {
-            session_expiry_interval: Some(expiry_s),
-            reason_string: None,
-            user_properties: Vec::new(),
-            server_reference: None,
-        };
-        self.send(
-            client,
-            Packet::Disconnect(wire::Disconnect {
-                reason_code: DisconnectReasonCode::DisconnectWithWillMessage,
-                properties: Some(properties),
-            }),
-        );
+        let reason = DisconnectReasonCode::DisconnectWithWillMessage;
+        self.send(client, disconnect(reason, expiry_s));
         // Before the task has seen the end of the connection.
         self.piece();
         self.lose(client);
@@ -291,13 +268,8 @@ impl World {
         let mut filter = wire::Filter::new(FILTERS[filter], wire_qos(qos));
         filter.nolocal = qos == 1;
         filter.preserve_retain = qos == 2;
-        let properties = wire::SubscribeProperties {
-            id: (qos > 0).then_some(usize::from(qos) * 200),
-            user_properties: Vec::new(),
-        };
-        let mut subscribe = wire::Subscribe::new(filter, Some(properties));
-        subscribe.pkid = 1;
-        self.send(client, Packet::Subscribe(subscribe));
+        let id = (qos > 0).then_some(usize::from(qos) * 200);
+        self.send(client, subscribe_to([filter], id));
     }
 
     fn publish_from_broker(&mut self, topic: usize, qos: u8, expires_s: Option<u8>) {
@@ -331,13 +303,8 @@ impl World {
     fn crash(&mut self) {
         self.peers = Default::default();
         self.inboxes = Default::default();
-        self.broker = restored(
-            &self.log,
-            limits(),
-            Arc::new(NoService),
-            self.began,
-            self.now,
-        );
+        let service = Arc::new(NoService);
+        self.broker = restored(&self.log, limits(), service, self.began, self.now);
         self.begin_image();
     }
 }
@@ -348,19 +315,6 @@ fn wire_qos(qos: u8) -> Q {
 
 fn core_qos(qos: u8) -> QoS {
     QoS::from_bits(qos).unwrap()
-}
-
-fn of_pieces(pieces: &[Vec<u8>]) -> Recovery {
-    let mut recovery = Recovery::default();
-    for piece in pieces {
-        recovery.apply(piece).unwrap();
-    }
-    recovery
-}
-
-fn whole_image(broker: &Broker, bytes_max: usize) -> Vec<Vec<u8>> {
-    let mut cursor = ImageCursor::default();
-    std::iter::from_fn(|| broker.image(&mut cursor, bytes_max)).collect()
 }
 
 proptest! {
@@ -378,9 +332,9 @@ proptest! {
         let all = world.log.recovery();
         // The snapshot agrees with the records, for pieces of any size.
         for bytes_max in [0, 1, 50, 1 << 20] {
-            prop_assert_eq!(&of_pieces(&whole_image(&world.broker, bytes_max)), &all);
+            prop_assert_eq!(&recovered(&image(&world.broker, bytes_max)), &all);
         }
-        let mut fuzzy = of_pieces(&world.image.pieces);
+        let mut fuzzy = recovered(&world.image.pieces);
         world.log.replay(&mut fuzzy, world.image.from);
         prop_assert_eq!(fuzzy, all);
     }
@@ -399,10 +353,10 @@ fn pieces_are_about_the_requested_size() {
             expires_s: Some(9),
         });
     }
-    let whole = whole_image(&world.broker, 1 << 20);
+    let whole = image(&world.broker, 1 << 20);
     assert_eq!(whole.len(), 1);
-    let pieces = whole_image(&world.broker, 100);
+    let pieces = image(&world.broker, 100);
     assert!(pieces.len() > 3);
     assert!(pieces.iter().all(|piece| piece.len() < 200));
-    assert_eq!(of_pieces(&pieces), of_pieces(&whole));
+    assert_eq!(recovered(&pieces), recovered(&whole));
 }

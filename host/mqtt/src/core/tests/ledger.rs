@@ -2,29 +2,16 @@
 
 use std::{sync::Arc, time::Instant};
 
-use wire::{DisconnectReasonCode, Packet, PubRec, PubRecReason, PubRel};
+use wire::{DisconnectReasonCode, Packet, PubRec, PubRecReason};
 
-use crate::{
-    Broker, Identity, Limits, NoService, Recovery, core::ConnectRefusal, output::Output, testing::*,
-};
+use crate::{Broker, Limits, NoService, Recovery, core::ConnectRefusal, testing::*};
 
 const WILL_BYTES: usize = 60_000;
 
 /// Connects as a user and loses the connection again.
 fn visit(broker: &Broker, user: &str, hello: &Hello, now: Instant) -> Result<(), ConnectRefusal> {
-    let output = Arc::new(Output::new(
-        broker.limits().output_bytes_high,
-        broker.outputs(),
-        None,
-    ));
-    let connect = crate::codec::decode_connect(&mut hello.bytes(), 1 << 16);
-    let identity = Identity {
-        user: Some(user.into()),
-        ..Identity::default()
-    };
-    let connect = connect.unwrap().unwrap();
+    let accepted = accept(broker, hello, Some(user), now)?;
     let mut core = broker.lock();
-    let accepted = core.connect(connect, identity.into(), LOOPBACK, &output, now)?;
     core.detach(accepted.session, accepted.origin.connection, now);
     Ok(())
 }
@@ -65,13 +52,8 @@ fn wills_are_bounded_and_shared_among_users() {
     // Replacing a will by one of the same size needs no room, nor does a client without a will.
     visit(&broker, "greedy", &with_large_will("greedy-0"), now).unwrap();
     visit(&broker, "greedy", &Hello::new("plain"), now).unwrap();
-    visit(
-        &broker,
-        "third",
-        &Hello::new("third").will("w", "small", 5),
-        now,
-    )
-    .unwrap();
+    let third = Hello::new("third").will("w", "small", 5);
+    visit(&broker, "third", &third, now).unwrap();
     for n in 0..greedy {
         let hello = Hello::new(&format!("greedy-{n}")).clean().expiry(0);
         visit(&broker, "greedy", &hello, now).unwrap();
@@ -110,7 +92,7 @@ fn unreleased_qos_2_messages_are_bounded_over_all_sessions() {
     // Refused messages are not remembered, and finished exchanges make room for new ones.
     for peer in &mut peers[..20] {
         for id in 1..=1024 {
-            peer.send(&[Packet::PubRel(PubRel::new(id, None))], now);
+            peer.send(&[pubrel(id)], now);
         }
     }
     let last = &mut peers[39];
@@ -176,13 +158,12 @@ fn unfinished_deliveries_count_against_the_queue() {
     reader.subscribe("t", Q::ExactlyOnce, now);
     for _ in 0..10 {
         for _ in 0..100 {
-            let message = publish("t", Q::ExactlyOnce, 1, "");
-            writer.send(&[Packet::Publish(message)], now);
-            writer.send(&[Packet::PubRel(PubRel::new(1, None))], now);
+            writer.publish("t", Q::ExactlyOnce, 1, "", now);
+            writer.send(&[pubrel(1)], now);
         }
         writer.receive();
         for message in reader.messages() {
-            reader.send(&[Packet::PubRec(PubRec::new(message.pkid, None))], now);
+            reader.send(&[pubrec(message.pkid)], now);
         }
         reader.lose(now);
         reader = Peer::new(&broker, &Hello::new("reader"), now);
@@ -268,13 +249,8 @@ fn empty_absent_sessions_are_evicted_for_new_ones() {
     let later = |n: u64| now + std::time::Duration::from_millis(n);
     Peer::leave_subscribed(&broker, "subscribed", now);
     let connected = Peer::new(&broker, &Hello::new("connected"), now);
-    visit(
-        &broker,
-        "will",
-        &Hello::new("will").will("w", "w", 500),
-        now,
-    )
-    .unwrap();
+    let will = Hello::new("will").will("w", "w", 500);
+    visit(&broker, "will", &will, now).unwrap();
     let mut unreleased = Peer::new(&broker, &Hello::new("unreleased"), now);
     unreleased.begin_exchanges(1..2, now);
     unreleased.lose(now);
@@ -298,13 +274,8 @@ fn empty_absent_sessions_are_evicted_for_new_ones() {
         "the oldest are evicted"
     );
     for n in 0..50 {
-        visit(
-            &broker,
-            &format!("user-{n}"),
-            &Hello::new(&format!("u{n}")),
-            later(n),
-        )
-        .unwrap();
+        let hello = Hello::new(&format!("u{n}"));
+        visit(&broker, &format!("user-{n}"), &hello, later(n)).unwrap();
     }
     assert!(broker.stats().sessions <= 100);
     drop(connected);
@@ -390,13 +361,8 @@ fn retained_messages_of_one_user_leave_room_for_others() {
     let start = |limits| restored(&log, limits, Arc::new(NoService), now, now);
     let broker = start(limits.clone());
     let set = |peer: &mut Peer, topic: String, payload: &str| {
-        let mut message = publish(&topic, Q::AtLeastOnce, 1, payload);
-        message.retain = true;
-        peer.send(&[Packet::Publish(message)], now);
-        match peer.receive().pop() {
-            Some(Packet::PubAck(ack)) => ack.reason != wire::PubAckReason::QuotaExceeded,
-            other => panic!("{other:?} instead of PUBACK"),
-        }
+        peer.send(&[retained(&topic, Q::AtLeastOnce, 1, payload)], now);
+        peer.last_puback().reason != wire::PubAckReason::QuotaExceeded
     };
     let fill = |peer: &mut Peer, name: &str| {
         let topics = (0..400).map(|n| format!("{name}/{n}"));

@@ -4,16 +4,18 @@ use std::{sync::Arc, time::Instant};
 
 use wire::{DisconnectReasonCode, Packet};
 
-use super::gating::{Held, subscribe};
+use super::gating::Held;
 use crate::{Limits, Message, PropertiesBuilder, QoS, ReasonCode, testing::*};
 
 /// A client that sends requests and subscribes to the answers.
-fn requester(held: &Held, hello: Hello) -> Peer {
+fn requester(hello: Hello) -> (Held, Arc<RecordingService>, Peer) {
+    let service = Arc::new(RecordingService::default());
+    let held = Held::new(service.clone());
     let mut peer = held.peer(&hello);
     peer.send(&[subscribe("answers", Q::ExactlyOnce)], held.now);
     held.release();
     peer.receive();
-    peer
+    (held, service, peer)
 }
 
 fn ask(
@@ -31,10 +33,8 @@ fn ask(
 fn answer(held: &Held, token: crate::Token, qos: QoS) -> usize {
     held.broker.batch(|batch| {
         let mut message = Message::new("answers", "!", qos);
-        message.properties = PropertiesBuilder::new()
-            .correlation_data(b"1")
-            .finish()
-            .unwrap();
+        let properties = PropertiesBuilder::new().correlation_data(b"1");
+        message.properties = properties.finish().unwrap();
         let sessions = batch.answer(Some(&token), message);
         batch.acknowledge(token, ReasonCode::SUCCESS, None);
         sessions
@@ -45,9 +45,7 @@ fn answer(held: &Held, token: crate::Token, qos: QoS) -> usize {
 /// room in the log. It is sent without a record, as answers at QoS 1 are.
 #[test]
 fn full_log_drops_no_answer_of_a_qos_2_request() {
-    let service = Arc::new(RecordingService::default());
-    let held = Held::new(service.clone());
-    let mut peer = requester(&held, Hello::new("a"));
+    let (held, service, mut peer) = requester(Hello::new("a"));
     held.log.set_full(true);
     let token = ask(&mut peer, &service, Q::ExactlyOnce, 1, held.now);
     assert_eq!(answer(&held, token, QoS::AtLeastOnce), 1);
@@ -61,9 +59,7 @@ fn full_log_drops_no_answer_of_a_qos_2_request() {
 
 #[test]
 fn answer_sent_at_once_is_not_recorded() {
-    let service = Arc::new(RecordingService::default());
-    let held = Held::new(service.clone());
-    let mut peer = requester(&held, Hello::new("a"));
+    let (held, service, mut peer) = requester(Hello::new("a"));
     let (records, bytes) = (held.log.len(), held.log.bytes());
     for packet_id in 1..100 {
         let token = ask(&mut peer, &service, Q::AtLeastOnce, packet_id, held.now);
@@ -89,9 +85,7 @@ fn answer_sent_at_once_is_not_recorded() {
 /// Regression: each request for a value that was set under a higher limit ended the connection.
 #[test]
 fn answer_longer_than_a_lowered_queue_limit_is_sent() {
-    let service = Arc::new(RecordingService::default());
-    let held = Held::new(service.clone());
-    let mut peer = requester(&held, Hello::new("a"));
+    let (held, service, mut peer) = requester(Hello::new("a"));
     held.broker.set_limits(Limits {
         queue_bytes_max: 2000,
         ..Limits::default()
@@ -121,10 +115,7 @@ fn answer_longer_than_a_lowered_queue_limit_is_sent() {
 
 #[test]
 fn puback_waits_for_the_record_of_a_queued_answer() {
-    let service = Arc::new(RecordingService::default());
-    let held = Held::new(service.clone());
-    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
-    let mut peer = requester(&held, narrow);
+    let (held, service, mut peer) = requester(Hello::new("a").window(1));
     let first = ask(&mut peer, &service, Q::AtLeastOnce, 1, held.now);
     answer(&held, first, QoS::AtLeastOnce);
     let packets = peer.receive();
@@ -174,10 +165,7 @@ fn ask_and_answer(
 /// Without its PUBACK the client repeats the request after a crash.
 #[test]
 fn full_log_makes_a_puback_wait_for_its_queued_answer() {
-    let service = Arc::new(RecordingService::default());
-    let held = Held::new(service.clone());
-    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
-    let mut peer = requester(&held, narrow);
+    let (held, service, mut peer) = requester(Hello::new("a").window(1));
     ask_and_answer(&held, &mut peer, &service, 1..=1);
     let (first, _) = answered(&peer.receive());
     // An answer in the log holds nothing back.
@@ -204,10 +192,7 @@ fn full_log_makes_a_puback_wait_for_its_queued_answer() {
 /// The session ends with its connection, so no log could redeliver its answers.
 #[test]
 fn full_log_delays_no_puback_of_a_transient_session() {
-    let service = Arc::new(RecordingService::default());
-    let held = Held::new(service.clone());
-    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
-    let mut peer = requester(&held, narrow.expiry(0));
+    let (held, service, mut peer) = requester(Hello::new("a").window(1).expiry(0));
     held.log.set_full(true);
     ask_and_answer(&held, &mut peer, &service, 1..=2);
     let packets = peer.receive();
@@ -222,10 +207,7 @@ fn full_log_delays_no_puback_of_a_transient_session() {
 
 #[test]
 fn queued_answers_are_recorded_at_a_disconnect_if_there_is_room() {
-    let service = Arc::new(RecordingService::default());
-    let held = Held::new(service.clone());
-    let narrow = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
-    let mut peer = requester(&held, narrow);
+    let (held, service, mut peer) = requester(Hello::new("a").window(1));
     held.log.set_full(true);
     ask_and_answer(&held, &mut peer, &service, 1..=3);
     held.log.set_full(false);
@@ -239,9 +221,7 @@ fn queued_answers_are_recorded_at_a_disconnect_if_there_is_room() {
 
 #[test]
 fn answer_is_recorded_for_others_and_always_at_qos_2() {
-    let service = Arc::new(RecordingService::default());
-    let held = Held::new(service.clone());
-    let mut peer = requester(&held, Hello::new("a"));
+    let (held, service, mut peer) = requester(Hello::new("a"));
     let token = ask(&mut peer, &service, Q::AtLeastOnce, 1, held.now);
     answer(&held, token, QoS::ExactlyOnce);
     let packets = held.after_release(&mut peer);
@@ -270,9 +250,7 @@ fn answer_is_recorded_for_others_and_always_at_qos_2() {
     let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubRec(_)]));
     // A duplicate is not passed to the service, since its answer is known.
-    let mut repeated = publish("req/x", Q::ExactlyOnce, 3, "?");
-    repeated.dup = true;
-    peer.send(&[Packet::Publish(repeated)], held.now);
+    peer.send(&[repeated("req/x", Q::ExactlyOnce, 3, "?")], held.now);
     assert!(service.requests.lock().unwrap().is_empty());
     assert!(matches!(peer.receive()[..], [Packet::PubRec(_)]));
 }
@@ -281,9 +259,7 @@ fn answer_is_recorded_for_others_and_always_at_qos_2() {
 /// is known.
 #[test]
 fn answer_to_a_qos_2_request_is_recorded_before_its_pubrec() {
-    let service = Arc::new(RecordingService::default());
-    let held = Held::new(service.clone());
-    let mut peer = requester(&held, Hello::new("a"));
+    let (held, service, mut peer) = requester(Hello::new("a"));
     let token = ask(&mut peer, &service, Q::ExactlyOnce, 1, held.now);
     answer(&held, token, QoS::AtLeastOnce);
     let packets = peer.receive();
@@ -305,9 +281,7 @@ fn pubrec_for_an_earlier_connection_waits_for_its_record() {
     let mut peer = held.peer(&Hello::new("a"));
     held.broker
         .batch(|batch| batch.acknowledge(token, ReasonCode::SUCCESS, None));
-    let mut repeated = publish("req/x", Q::ExactlyOnce, 5, "?");
-    repeated.dup = true;
-    peer.send(&[Packet::Publish(repeated)], held.now);
+    peer.send(&[repeated("req/x", Q::ExactlyOnce, 5, "?")], held.now);
     let packets = held.after_release(&mut peer);
     assert!(matches!(packets[..], [Packet::PubRec(_)]));
 }

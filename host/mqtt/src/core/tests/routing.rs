@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use wire::{Filter, Packet, PubAckReason, RetainForwardRule, SubscribeReasonCode};
 
 use crate::{Limits, Message, PropertiesBuilder, QoS, dispatch::Turn, testing::*};
 
 fn two(limits: Limits) -> (Peer, Peer, Instant) {
-    let (broker, now) = (broker(limits), Instant::now());
+    let (broker, now) = start(limits);
     (
         Peer::new(&broker, &Hello::new("a"), now),
         Peer::new(&broker, &Hello::new("b"), now),
@@ -50,11 +49,7 @@ fn overlapping_subscriptions_give_one_copy_with_highest_qos() {
     let messages = b.messages();
     assert_eq!(messages.len(), 1);
     assert_eq!(messages[0].qos, Q::ExactlyOnce);
-    let mut ids = messages[0]
-        .properties
-        .clone()
-        .unwrap()
-        .subscription_identifiers;
+    let mut ids = properties(&messages[0]).subscription_identifiers.clone();
     ids.sort_unstable();
     assert_eq!(ids, [7, 300]);
 }
@@ -62,26 +57,17 @@ fn overlapping_subscriptions_give_one_copy_with_highest_qos() {
 #[test]
 fn no_local_and_retain_as_published() {
     let (mut a, mut b, now) = two(Limits::default());
-    a.subscribe_with(
-        Filter {
-            nolocal: true,
-            ..Filter::new("t", Q::AtLeastOnce)
-        },
-        None,
-        now,
-    );
-    b.subscribe_with(
-        Filter {
-            nolocal: true,
-            preserve_retain: true,
-            ..Filter::new("t", Q::AtLeastOnce)
-        },
-        None,
-        now,
-    );
-    let mut message = publish("t", Q::AtLeastOnce, 1, "x");
-    message.retain = true;
-    a.send(&[Packet::Publish(message)], now);
+    let no_local = Filter {
+        nolocal: true,
+        ..Filter::new("t", Q::AtLeastOnce)
+    };
+    let as_published = Filter {
+        preserve_retain: true,
+        ..no_local.clone()
+    };
+    a.subscribe_with(no_local.clone(), None, now);
+    b.subscribe_with(as_published, None, now);
+    a.send(&[retained("t", Q::AtLeastOnce, 1, "x")], now);
     assert_eq!(
         a.receive(),
         [puback(1)],
@@ -89,14 +75,7 @@ fn no_local_and_retain_as_published() {
     );
     assert!(b.messages()[0].retain);
     // No Local also applies to retained messages (section 3.8.3.1).
-    a.subscribe_with(
-        Filter {
-            nolocal: true,
-            ..Filter::new("t", Q::AtLeastOnce)
-        },
-        None,
-        now,
-    );
+    a.subscribe_with(no_local, None, now);
     assert_eq!(a.payloads(), [""; 0]);
     // No Local does not apply to messages of the broker itself.
     a.broker
@@ -105,9 +84,7 @@ fn no_local_and_retain_as_published() {
     assert_eq!(b.payloads(), ["y"]);
     b.subscribe("t", Q::AtMostOnce, now);
     b.receive();
-    let mut message = publish("t", Q::AtMostOnce, 0, "z");
-    message.retain = true;
-    a.send(&[Packet::Publish(message)], now);
+    a.send(&[retained("t", Q::AtMostOnce, 0, "z")], now);
     assert!(
         !b.messages()[0].retain,
         "without the option the flag is cleared"
@@ -117,9 +94,7 @@ fn no_local_and_retain_as_published() {
 #[test]
 fn retained_messages_by_retain_handling() {
     let (mut a, mut b, now) = two(Limits::default());
-    let mut message = publish("r/1", Q::AtLeastOnce, 1, "kept");
-    message.retain = true;
-    a.send(&[Packet::Publish(message.clone())], now);
+    a.send(&[retained("r/1", Q::AtLeastOnce, 1, "kept")], now);
     let filter = |rule| Filter {
         retain_forward_rule: rule,
         ..Filter::new("r/#", Q::AtMostOnce)
@@ -131,20 +106,11 @@ fn retained_messages_by_retain_handling() {
     b.subscribe_with(filter(RetainForwardRule::OnEverySubscribe), Some(5), now);
     let messages = b.messages();
     assert!(messages[0].retain && messages[0].qos == Q::AtMostOnce);
-    assert_eq!(
-        messages[0]
-            .properties
-            .as_ref()
-            .unwrap()
-            .subscription_identifiers,
-        [5]
-    );
+    assert_eq!(properties(&messages[0]).subscription_identifiers, [5]);
     let mut other = Peer::new(&a.broker, &Hello::new("c"), now);
     other.subscribe_with(filter(RetainForwardRule::OnNewSubscribe), None, now);
     assert_eq!(other.payloads(), ["kept"]);
-    message.payload = Bytes::new();
-    message.pkid = 2;
-    a.send(&[Packet::Publish(message)], now);
+    a.send(&[retained("r/1", Q::AtLeastOnce, 2, "")], now);
     assert_eq!(other.payloads(), [""], "the empty message itself is routed");
     assert_eq!(b.payloads(), [""]);
     b.subscribe_with(filter(RetainForwardRule::OnEverySubscribe), None, now);
@@ -162,36 +128,29 @@ fn retained_messages_have_a_quota() {
         ..Limits::default()
     });
     b.subscribe("#", Q::AtMostOnce, now);
-    let message = |topic, qos, id, payload| {
-        let mut message = publish(topic, qos, id, payload);
-        message.retain = true;
-        Packet::Publish(message)
-    };
     let long = "y".repeat(1000);
-    a.send(&[message("r/1", Q::AtLeastOnce, 1, "old")], now);
+    a.send(&[retained("r/1", Q::AtLeastOnce, 1, "old")], now);
     assert_eq!(b.payloads(), ["old"]);
     for (topic, id, payload) in [("r/2", 2, "x"), ("r/1", 3, &long)] {
-        a.send(&[message(topic, Q::AtLeastOnce, id, payload)], now);
-        let Some(Packet::PubAck(ack)) = a.receive().pop() else {
-            panic!("no PUBACK")
-        };
+        a.send(&[retained(topic, Q::AtLeastOnce, id, payload)], now);
+        let ack = a.last_puback();
         assert_eq!((ack.pkid, ack.reason), (id, PubAckReason::QuotaExceeded));
         let text = ack.properties.and_then(|it| it.reason_string);
         assert!(text.is_some_and(|it| it.starts_with("retained messages of this user")));
     }
     assert_eq!((b.payloads(), a.broker.stats().retained), (vec![], 1));
-    a.send(&[message("r/2", Q::AtMostOnce, 0, "x")], now);
+    a.send(&[retained("r/2", Q::AtMostOnce, 0, "x")], now);
     assert_eq!(
         (b.payloads(), a.broker.stats().retained),
         (vec!["x".into()], 1)
     );
-    a.send(&[message("r/1", Q::AtMostOnce, 0, &long)], now);
+    a.send(&[retained("r/1", Q::AtMostOnce, 0, &long)], now);
     assert_eq!(
         (b.payloads(), a.broker.stats().retained),
         (vec![long.clone()], 0)
     );
 
-    a.send(&[message("r/1", Q::AtLeastOnce, 4, "online")], now);
+    a.send(&[retained("r/1", Q::AtLeastOnce, 4, "online")], now);
     let mut hello = Hello::new("c").will("r/1", &long, 0);
     hello.will.as_mut().unwrap().retain = true;
     Peer::new(&a.broker, &hello, now).lose(now);
@@ -210,32 +169,23 @@ fn refused_filters_do_not_end_the_connection() {
         ..Limits::default()
     };
     let (mut a, _, now) = two(limits);
-    assert_eq!(
-        a.subscribe("a/#/b", Q::AtMostOnce, now),
-        SubscribeReasonCode::TopicFilterInvalid
-    );
-    assert_eq!(
-        a.subscribe("a/b/c/d", Q::AtMostOnce, now),
-        SubscribeReasonCode::TopicFilterInvalid
-    );
-    for filter in ["1", "2", "2"] {
-        assert_eq!(
-            a.subscribe(filter, Q::AtMostOnce, now),
-            SubscribeReasonCode::Success(Q::AtMostOnce)
-        );
+    let granted = SubscribeReasonCode::Success(Q::AtMostOnce);
+    for (filter, expected) in [
+        ("a/#/b", SubscribeReasonCode::TopicFilterInvalid),
+        ("a/b/c/d", SubscribeReasonCode::TopicFilterInvalid),
+        ("1", granted),
+        ("2", granted),
+        ("2", granted),
+        ("3", SubscribeReasonCode::QuotaExceeded),
+    ] {
+        let answer = a.subscribe(filter, Q::AtMostOnce, now);
+        assert_eq!(answer, expected, "{filter}");
     }
-    assert_eq!(
-        a.subscribe("3", Q::AtMostOnce, now),
-        SubscribeReasonCode::QuotaExceeded
-    );
     let limit = |filter: &str| a.broker.subscription_limit("a", filter.as_bytes());
     let text = "the session has as many subscriptions as it may have";
     assert_eq!((limit("3"), limit("2")), (Some(text), None));
     assert_eq!(a.broker.stats().subscriptions, 2);
-    let mut unsubscribe = wire::Unsubscribe::new("2", None);
-    unsubscribe.filters.push("3".to_owned());
-    unsubscribe.pkid = 9;
-    a.send(&[Packet::Unsubscribe(unsubscribe)], now);
+    a.send(&[unsubscribe(&["2", "3"])], now);
     let Some(Packet::UnsubAck(ack)) = a.receive().pop() else {
         panic!("no UNSUBACK")
     };
@@ -247,10 +197,7 @@ fn refused_filters_do_not_end_the_connection() {
         ]
     );
     a.publish("a/b/c/d", Q::AtLeastOnce, 4, "", now);
-    let Some(Packet::PubAck(ack)) = a.receive().pop() else {
-        panic!("no PUBACK")
-    };
-    assert_eq!(ack.reason, PubAckReason::TopicNameInvalid);
+    assert_eq!(a.last_puback().reason, PubAckReason::TopicNameInvalid);
 }
 
 /// A PUBLISH at QoS 0 with these raw properties.
@@ -276,7 +223,7 @@ fn properties_pass_bit_for_bit_but_for_topic_alias() {
     let sent = [&before[..], b"\x23\0\x04", after].concat();
     assert_eq!(
         a.send_raw(&raw_publish("t", &sent, "x"), now),
-        crate::dispatch::Turn::Drained
+        Turn::Drained
     );
     assert_eq!(
         b.output.drain(),
@@ -289,8 +236,8 @@ fn properties_pass_bit_for_bit_but_for_topic_alias() {
 
 #[test]
 fn message_expiry_counts_down_and_ends() {
-    let (mut a, b, now) = two(Limits::default());
-    let (mut b, second) = (b, Duration::from_secs(1));
+    let (mut a, mut b, now) = two(Limits::default());
+    let second = Duration::from_secs(1);
     b.subscribe("t", Q::AtLeastOnce, now);
     b.lose(now);
     let a_sends = |a: &mut Peer, expiry: u32, id| {
@@ -306,14 +253,7 @@ fn message_expiry_counts_down_and_ends() {
     let mut b = Peer::new(&a.broker, &Hello::new("b"), now + 2 * second + second / 2);
     let messages = b.messages();
     assert_eq!(messages.len(), 1);
-    assert_eq!(
-        messages[0]
-            .properties
-            .as_ref()
-            .unwrap()
-            .message_expiry_interval,
-        Some(4)
-    );
+    assert_eq!(properties(&messages[0]).message_expiry_interval, Some(4));
     assert_eq!(a.broker.stats().dropped, 1);
 }
 
@@ -324,9 +264,8 @@ fn message_expiry_counts_while_a_publish_waits_in_dispatch() {
         queue_bytes_reserve: 0,
         ..Limits::default()
     };
-    let (broker, now) = (broker(limits), Instant::now());
-    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
-    let mut a = Peer::new(&broker, &hello, now);
+    let (broker, now) = start(limits);
+    let mut a = Peer::new(&broker, &Hello::new("a").window(1), now);
     a.subscribe("t", Q::AtLeastOnce, now);
     let packets = [(1, None), (2, None), (3, None), (4, Some(100))].map(|(id, expiry)| {
         let mut message = publish("t", Q::AtLeastOnce, id, &"x".repeat(400));
@@ -363,13 +302,10 @@ fn unknown_or_excessive_topic_aliases_are_refused() {
 
 #[test]
 fn a_message_too_large_for_a_client_is_not_sent_to_it() {
-    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let (broker, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
-    let mut b = Peer::new(
-        &broker,
-        &Hello::new("b").set(|p| p.max_packet_size = Some(100)),
-        now,
-    );
+    let small = Hello::new("b").set(|it| it.max_packet_size = Some(100));
+    let mut b = Peer::new(&broker, &small, now);
     b.subscribe("t", Q::AtLeastOnce, now);
     for (id, size) in [(1, 200), (2, 10), (3, 91), (4, 92)] {
         a.publish("t", Q::AtLeastOnce, id, &"x".repeat(size), now);

@@ -1,32 +1,20 @@
 //! Expiry, resumption and takeover of sessions, and wills.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use statehouse_protocol::SessionId;
-use wire::{Disconnect, DisconnectProperties, DisconnectReasonCode, Packet};
+use wire::{DisconnectReasonCode, Packet};
 
-use crate::{
-    Broker, Identity, Limits, core::ConnectRefusal, dispatch::Turn, output::Output, testing::*,
-};
+use crate::{Broker, Limits, core::ConnectRefusal, dispatch::Turn, testing::*};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn start() -> (Broker, Instant) {
-    (broker(Limits::default()), Instant::now())
-}
-
 #[test]
 fn connack_announces_limits_and_features() {
-    let (broker, now) = (
-        broker(Limits {
-            keep_alive_max_s: 30,
-            ..Limits::default()
-        }),
-        Instant::now(),
-    );
+    let (broker, now) = start(Limits {
+        keep_alive_max_s: 30,
+        ..Limits::default()
+    });
     let peer = Peer::new(&broker, &Hello::new("").expiry(u32::MAX), now);
     let properties = peer.connack.properties.unwrap();
     assert!(!peer.connack.session_present);
@@ -63,7 +51,7 @@ fn connack_announces_limits_and_features() {
 
 #[test]
 fn resumed_session_receives_messages_queued_while_absent() {
-    let (broker, now) = start();
+    let (broker, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     a.subscribe("t", Q::AtLeastOnce, now);
     a.disconnect(DisconnectReasonCode::NormalDisconnection, now);
@@ -78,7 +66,7 @@ fn resumed_session_receives_messages_queued_while_absent() {
 
 #[test]
 fn session_ends_at_its_expiry() {
-    let (broker, now) = start();
+    let (broker, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a").expiry(5), now);
     a.subscribe("t", Q::AtLeastOnce, now);
     a.lose(now);
@@ -107,20 +95,9 @@ fn session_ends_at_its_expiry() {
 
 #[test]
 fn disconnect_can_change_the_expiry_but_not_from_zero() {
-    let disconnect = |expiry| {
-        let properties = DisconnectProperties {
-            session_expiry_interval: Some(expiry),
-            reason_string: None,
-            user_properties: Vec::new(),
-            server_reference: None,
-        };
-        let reason_code = DisconnectReasonCode::NormalDisconnection;
-        [Packet::Disconnect(Disconnect {
-            reason_code,
-            properties: Some(properties),
-        })]
-    };
-    let (broker, now) = start();
+    let reason = DisconnectReasonCode::NormalDisconnection;
+    let disconnect = |expiry_s| [disconnect(reason, expiry_s)];
+    let (broker, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a").expiry(1), now);
     a.send(&disconnect(9), now);
     a.lose(now);
@@ -142,7 +119,7 @@ fn disconnect_can_change_the_expiry_but_not_from_zero() {
 
 #[test]
 fn clean_start_discards_the_session() {
-    let (broker, now) = start();
+    let (broker, now) = start(Limits::default());
     Peer::leave_subscribed(&broker, "a", now);
     let a = Peer::new(&broker, &Hello::new("a").clean(), now);
     assert!(!a.connack.session_present);
@@ -151,7 +128,7 @@ fn clean_start_discards_the_session() {
 
 #[test]
 fn takeover_disconnects_and_ignores_the_old_connection() {
-    let (broker, now) = start();
+    let (broker, now) = start(Limits::default());
     let mut old = Peer::new(&broker, &Hello::new("a"), now);
     old.subscribe("t", Q::AtLeastOnce, now);
     let mut new = Peer::new(&broker, &Hello::new("a"), now);
@@ -174,16 +151,11 @@ fn takeover_disconnects_and_ignores_the_old_connection() {
 
 /// A client with a will, and a subscriber to it.
 fn with_will(delay_s: u32, expiry_s: u32) -> (Peer, Peer, Instant) {
-    let (broker, now) = start();
+    let (broker, now) = start(Limits::default());
     let mut listener = Peer::new(&broker, &Hello::new("listener"), now);
     listener.subscribe("will", Q::AtLeastOnce, now);
-    let owner = Peer::new(
-        &broker,
-        &Hello::new("owner")
-            .expiry(expiry_s)
-            .will("will", "gone", delay_s),
-        now,
-    );
+    let hello = Hello::new("owner").expiry(expiry_s);
+    let owner = Peer::new(&broker, &hello.will("will", "gone", delay_s), now);
     (owner, listener, now)
 }
 
@@ -194,7 +166,7 @@ fn a_will_is_sent_when_the_connection_is_lost() {
     let messages = listener.messages();
     assert_eq!(messages[0].payload, "gone");
     assert_eq!(
-        messages[0].properties.as_ref().unwrap().user_properties,
+        properties(&messages[0]).user_properties,
         [("w".to_owned(), "1".to_owned())]
     );
 }
@@ -267,11 +239,8 @@ fn session_end_sends_the_will_before_its_delay() {
     assert_eq!(listener.payloads(), ["gone"]);
     // A clean start ends the session as well (section 3.1.4); a takeover that resumes it does not.
     let (owner, mut listener, now) = with_will(10, 1000);
-    let _resumed = Peer::new(
-        &owner.broker,
-        &Hello::new("owner").will("will", "two", 10),
-        now,
-    );
+    let again = Hello::new("owner").will("will", "two", 10);
+    let _resumed = Peer::new(&owner.broker, &again, now);
     assert_eq!(listener.payloads(), [""; 0]);
     let _clean = Peer::new(&owner.broker, &Hello::new("owner").clean(), now);
     assert_eq!(listener.payloads(), ["two"]);
@@ -296,22 +265,16 @@ fn shutdown_sends_no_wills() {
 
 #[test]
 fn sessions_are_bounded() {
-    let (broker, now) = (
-        broker(Limits {
-            sessions_max: 1,
-            ..Limits::default()
-        }),
-        Instant::now(),
-    );
+    let (broker, now) = start(Limits {
+        sessions_max: 1,
+        ..Limits::default()
+    });
     let a = Peer::new(&broker, &Hello::new("a"), now);
-    let refused = connect_as(None, &broker, "b", &a.output, now).unwrap_err();
+    let refused = connect_as(None, &broker, "b", now).unwrap_err();
     assert_eq!(refused.0, crate::ReasonCode::QUOTA_EXCEEDED);
     a.lose(now);
-    assert!(
-        Peer::new(&broker, &Hello::new("a"), now)
-            .connack
-            .session_present
-    );
+    let a = Peer::new(&broker, &Hello::new("a"), now);
+    assert!(a.connack.session_present);
 }
 
 /// Connects as this user, or anonymously. Returns the number of the session.
@@ -319,36 +282,18 @@ fn connect_as(
     user: Option<&str>,
     broker: &Broker,
     client: &str,
-    output: &Arc<Output>,
     now: Instant,
 ) -> Result<SessionId, ConnectRefusal> {
-    let connect = crate::codec::decode_connect(&mut Hello::new(client).bytes(), 1 << 16);
-    let identity = Identity {
-        user: user.map(Into::into),
-        ..Identity::default()
-    };
-    let mut core = broker.lock();
-    let accepted = core.connect(
-        connect.unwrap().unwrap(),
-        identity.into(),
-        LOOPBACK,
-        output,
-        now,
-    )?;
+    let accepted = accept(broker, &Hello::new(client), user, now)?;
     Ok(accepted.origin.session)
 }
 
 #[test]
 fn anonymous_session_is_claimed_by_the_first_user() {
-    let (broker, now) = start();
+    let (broker, now) = start(Limits::default());
     let mut sessions = Vec::new();
     for user in [None, None, Some("anna"), Some("anna"), None, Some("bert")] {
-        let output = Arc::new(Output::new(
-            broker.limits().output_bytes_high,
-            broker.outputs(),
-            None,
-        ));
-        sessions.push(connect_as(user, &broker, "a", &output, now).unwrap());
+        sessions.push(connect_as(user, &broker, "a", now).unwrap());
     }
     let first = sessions[0];
     assert_eq!(sessions[1..4], [first; 3]);
@@ -361,7 +306,7 @@ fn anonymous_session_is_claimed_by_the_first_user() {
 /// Regression: the broker ended the old session first and then had no place for the new one.
 #[test]
 fn returning_client_keeps_its_place_under_a_lowered_limit() {
-    let (broker, now) = start();
+    let (broker, now) = start(Limits::default());
     let _a = Peer::new(&broker, &Hello::new("a"), now);
     let b = Peer::new(&broker, &Hello::new("b"), now);
     broker.set_limits(Limits {
@@ -369,9 +314,9 @@ fn returning_client_keeps_its_place_under_a_lowered_limit() {
         ..Limits::default()
     });
     // Takes over the open connection.
-    let a = Peer::new(&broker, &Hello::new("a").clean(), now);
+    let _a = Peer::new(&broker, &Hello::new("a").clean(), now);
     b.lose(now);
-    let connect = |client, user| connect_as(user, &broker, client, &a.output, now);
+    let connect = |client, user| connect_as(user, &broker, client, now);
     assert!(
         connect("c", Some("c")).is_err(),
         "a new client has no place"
@@ -384,7 +329,7 @@ fn returning_client_keeps_its_place_under_a_lowered_limit() {
 /// Regression: the timers had not run yet, and an expired session was resumed.
 #[test]
 fn expired_session_is_not_resumed_when_timers_are_late() {
-    let (broker, now) = start();
+    let (broker, now) = start(Limits::default());
     for (seconds, present) in [(1, true), (2, false), (3, false)] {
         Peer::new(&broker, &Hello::new("a").clean().expiry(2), now).lose(now);
         let again = Peer::new(&broker, &Hello::new("a"), now + seconds * SECOND);

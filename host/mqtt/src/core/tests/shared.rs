@@ -11,9 +11,7 @@ use std::{
 };
 
 use proptest::prelude::*;
-use wire::{
-    DisconnectReasonCode, Filter, Packet, PubAckReason, PubComp, PubRec, SubscribeReasonCode,
-};
+use wire::{DisconnectReasonCode, Filter, Packet, PubAckReason, SubscribeReasonCode};
 
 use crate::{
     Access, Anyone, Attempt, Broker, Deciding, Limits, Message, NoService, Options, Origin, QoS,
@@ -62,7 +60,7 @@ fn back(broker: &Broker, client: &str, now: Instant) -> Peer {
 
 #[test]
 fn members_take_turns_and_plain_subscribers_get_everything() {
-    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let (broker, now) = start(Limits::default());
     let mut members = ["a", "b", "c"].map(|name| member(&broker, name, Q::AtLeastOnce, now));
     let mut plain = Peer::new(&broker, &Hello::new("plain"), now);
     plain.subscribe("jobs", Q::AtLeastOnce, now);
@@ -73,9 +71,7 @@ fn members_take_turns_and_plain_subscribers_get_everything() {
         assert_eq!(members[2].payloads(), ["3", "6"]);
         assert_eq!(plain.payloads(), ["1", "2", "3", "4", "5", "6"]);
     }
-    let mut unsubscribe = wire::Unsubscribe::new(JOBS, None);
-    unsubscribe.pkid = 1;
-    members[1].send(&[Packet::Unsubscribe(unsubscribe)], now);
+    members[1].send(&[unsubscribe(&[JOBS])], now);
     jobs(&broker, QoS::AtLeastOnce, ["1", "2", "3", "4"]);
     assert_eq!(members[0].payloads(), ["1", "3"]);
     assert_eq!(members[1].payloads(), [""; 0]);
@@ -85,7 +81,7 @@ fn members_take_turns_and_plain_subscribers_get_everything() {
 /// Groups that differ in filter or name, and plain subscriptions, are independent.
 #[test]
 fn each_shared_subscription_gets_its_own_copy() {
-    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let (broker, now) = start(Limits::default());
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     for (id, filter) in [(1, JOBS), (2, "$share/h/jobs"), (3, "$share/g/+"), (4, "#")] {
         peer.subscribe_with(Filter::new(filter, Q::AtLeastOnce), Some(id), now);
@@ -102,7 +98,7 @@ fn each_shared_subscription_gets_its_own_copy() {
 
 #[test]
 fn member_options_apply_to_its_messages() {
-    let (broker, now) = (broker(Limits::default()), Instant::now());
+    let (broker, now) = start(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     let keeps_retain = Filter {
         preserve_retain: true,
@@ -134,7 +130,7 @@ fn invalid_shared_subscriptions_are_refused() {
         topic_levels_max: 3,
         ..Limits::default()
     };
-    let (broker, now) = (broker(limits), Instant::now());
+    let (broker, now) = start(limits);
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     for filter in [
         "$share/",
@@ -149,17 +145,12 @@ fn invalid_shared_subscriptions_are_refused() {
         let granted = peer.subscribe(filter, Q::AtMostOnce, now);
         assert_eq!(granted, SubscribeReasonCode::TopicFilterInvalid, "{filter}");
     }
+    let granted = SubscribeReasonCode::Success(Q::AtMostOnce);
     for (filter, expected) in [
-        (
-            "$share/g/a/b/c",
-            SubscribeReasonCode::Success(Q::AtMostOnce),
-        ),
-        (
-            "$share/g/a/b/c",
-            SubscribeReasonCode::Success(Q::AtMostOnce),
-        ),
+        ("$share/g/a/b/c", granted),
+        ("$share/g/a/b/c", granted),
         ("$share/h/a", SubscribeReasonCode::QuotaExceeded),
-        ("a", SubscribeReasonCode::Success(Q::AtMostOnce)),
+        ("a", granted),
     ] {
         assert_eq!(peer.subscribe(filter, Q::AtMostOnce, now), expected);
     }
@@ -167,15 +158,9 @@ fn invalid_shared_subscriptions_are_refused() {
     let text = "the session has as many shared subscriptions as it may have";
     assert_eq!(limit, Some(text));
     assert_eq!(broker.stats().subscriptions, 2);
-    let mut subscribe = wire::Subscribe::new(
-        Filter {
-            nolocal: true,
-            ..Filter::new(JOBS, Q::AtMostOnce)
-        },
-        None,
-    );
-    subscribe.pkid = 2;
-    peer.send(&[Packet::Subscribe(subscribe)], now);
+    let mut no_local = Filter::new(JOBS, Q::AtMostOnce);
+    no_local.nolocal = true;
+    peer.send(&[subscribe_to([no_local], None)], now);
     let reason = disconnected(&peer.receive());
     assert_eq!(reason, Some(DisconnectReasonCode::ProtocolError));
 }
@@ -186,9 +171,9 @@ fn member_that_cannot_take_a_message_now_is_skipped() {
         output_bytes_high: 1,
         ..Limits::default()
     };
-    let (broker, now) = (broker(limits), Instant::now());
-    let one = |name: &str| Hello::new(name).set(|hello| hello.receive_maximum = Some(1));
-    let mut narrow = joined(&broker, &one("narrow"), Q::AtLeastOnce, now);
+    let (broker, now) = start(limits);
+    let narrow = Hello::new("narrow").window(1);
+    let mut narrow = joined(&broker, &narrow, Q::AtLeastOnce, now);
     let small = Hello::new("small").set(|hello| hello.max_packet_size = Some(20));
     let mut small = joined(&broker, &small, Q::AtLeastOnce, now);
     let mut slow = member(&broker, "slow", Q::AtLeastOnce, now);
@@ -266,7 +251,7 @@ fn absent_members_get_messages_connected_ones_cannot_take() {
         queue_bytes_max: 2 * cost_bytes,
         ..Limits::default()
     };
-    let (broker, now) = (broker(limits), Instant::now());
+    let (broker, now) = start(limits);
     member(&broker, "absent", Q::AtLeastOnce, now).lose(now);
     let mut present = member(&broker, "present", Q::AtLeastOnce, now);
     jobs(&broker, QoS::AtLeastOnce, ["1", "2", "3", "4", "5"]);
@@ -289,10 +274,10 @@ fn absent_members_get_messages_connected_ones_cannot_take() {
 #[test]
 fn ended_session_leaves_its_messages_to_the_group() {
     for by_clean_start in [false, true] {
-        let (broker, now) = (broker(Limits::default()), Instant::now());
+        let (broker, now) = start(Limits::default());
         let hello = Hello::new("a")
             .expiry(if by_clean_start { 1000 } else { 0 })
-            .set(|hello| hello.receive_maximum = Some(3));
+            .window(3);
         let mut a = joined(&broker, &hello, Q::AtLeastOnce, now);
         jobs(&broker, QoS::ExactlyOnce, ["done", "sent"]);
         jobs(&broker, QoS::AtLeastOnce, ["refused", "unsent", "last"]);
@@ -322,14 +307,12 @@ fn ended_session_leaves_its_messages_to_the_group() {
 /// [MQTT-4.8.2-5]
 #[test]
 fn messages_sent_at_qos_2_are_not_redistributed() {
-    let (broker, now) = (broker(Limits::default()), Instant::now());
-    let hello = Hello::new("a")
-        .expiry(0)
-        .set(|hello| hello.receive_maximum = Some(2));
+    let (broker, now) = start(Limits::default());
+    let hello = Hello::new("a").expiry(0).window(2);
     let mut a = joined(&broker, &hello, Q::ExactlyOnce, now);
     jobs(&broker, QoS::ExactlyOnce, ["sent", "received", "unsent"]);
     let sent = a.messages();
-    a.send(&[Packet::PubRec(PubRec::new(sent[1].pkid, None))], now);
+    a.send(&[pubrec(sent[1].pkid)], now);
     let mut b = member(&broker, "b", Q::ExactlyOnce, now);
     a.lose(now);
     assert_eq!(b.payloads(), ["unsent"]);
@@ -355,12 +338,7 @@ fn groups_and_their_messages_survive_a_restart() {
         jobs(&first, QoS::ExactlyOnce, ["unsent"]);
         member(&first, "b", Q::ExactlyOnce, now).lose(now);
         let second = if by_image {
-            let mut recovery = crate::Recovery::default();
-            let mut cursor = crate::ImageCursor::default();
-            while let Some(piece) = first.image(&mut cursor, 1) {
-                recovery.apply(&piece).unwrap();
-            }
-            let clock = Clock::at(now, WALL_MS);
+            let (recovery, clock) = (recovered(&image(&first, 1)), Clock::at(now, WALL_MS));
             Broker::restore_at(Options::default(), service(), recovery, clock)
         } else {
             restored(&log, Limits::default(), service(), now, now)
@@ -404,7 +382,7 @@ fn messages_forbidden_to_a_member_go_to_another() {
         ..Options::default()
     };
     let (broker, now) = (Broker::new(options, Arc::new(NoService)), Instant::now());
-    let hello = Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
+    let hello = Hello::new("a").window(1);
     let mut a = joined(&broker, &hello, Q::AtLeastOnce, now);
     let refused = a.subscribe("$share/g/secret", Q::AtLeastOnce, now);
     assert_eq!(refused, SubscribeReasonCode::NotAuthorized);
@@ -426,11 +404,7 @@ const PLAIN: usize = 3;
 
 /// The subscription that a message came by, and the number of the message.
 fn which(publish: &wire::Publish) -> (usize, usize) {
-    let ids = &publish
-        .properties
-        .as_ref()
-        .unwrap()
-        .subscription_identifiers;
+    let ids = &properties(publish).subscription_identifiers;
     assert_eq!(ids.len(), 1);
     let payload = std::str::from_utf8(&publish.payload).unwrap();
     (ids[0], payload.parse().unwrap())
@@ -468,8 +442,7 @@ impl World {
         }
         // One member stays in both groups, so that it can take over the messages of ended sessions.
         world.subscribe(0);
-        let filter = Filter::new("jobs", Q::ExactlyOnce);
-        world.send_subscribe(3, filter, PLAIN);
+        world.send_subscribe(3, "jobs", PLAIN);
         world
     }
 
@@ -482,33 +455,25 @@ impl World {
     }
 
     fn connect(&mut self, client: usize, clean: bool) {
-        let hello =
-            Hello::new(["a", "b", "c", "d"][client]).set(|hello| hello.receive_maximum = Some(2));
+        let hello = Hello::new(["a", "b", "c", "d"][client]).window(2);
         let hello = if clean { hello.clean() } else { hello };
         self.clients[client] = Some(Peer::new(&self.broker, &hello, self.now));
     }
 
     fn subscribe(&mut self, client: usize) {
         for (id, filter) in GROUPS {
-            self.send_subscribe(client, Filter::new(filter, Q::ExactlyOnce), id);
+            self.send_subscribe(client, filter, id);
         }
     }
 
-    fn send_subscribe(&mut self, client: usize, filter: Filter, id: usize) {
-        let properties = wire::SubscribeProperties {
-            id: Some(id),
-            user_properties: Vec::new(),
-        };
-        let mut subscribe = wire::Subscribe::new(filter, Some(properties));
-        subscribe.pkid = 1;
-        self.send(client, Packet::Subscribe(subscribe));
+    fn send_subscribe(&mut self, client: usize, filter: &str, id: usize) {
+        let filter = Filter::new(filter, Q::ExactlyOnce);
+        self.send(client, subscribe_to([filter], Some(id)));
     }
 
     fn unsubscribe(&mut self, client: usize) {
         for (_, filter) in GROUPS {
-            let mut unsubscribe = wire::Unsubscribe::new(filter, None);
-            unsubscribe.pkid = 1;
-            self.send(client, Packet::Unsubscribe(unsubscribe));
+            self.send(client, unsubscribe(&[filter]));
         }
     }
 
@@ -552,8 +517,8 @@ impl World {
                     *self.acknowledged.entry(which(publish)).or_default() += 1;
                     puback(publish.pkid)
                 }
-                Packet::Publish(publish) => Packet::PubRec(PubRec::new(publish.pkid, None)),
-                Packet::PubRel(rel) => Packet::PubComp(PubComp::new(rel.pkid, None)),
+                Packet::Publish(publish) => pubrec(publish.pkid),
+                Packet::PubRel(rel) => pubcomp(rel.pkid),
                 Packet::SubAck(_) | Packet::UnsubAck(_) => continue,
                 other => panic!("{other:?}"),
             };

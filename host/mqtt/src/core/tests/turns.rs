@@ -6,7 +6,6 @@ use std::{
     time::Instant,
 };
 
-use bytes::BytesMut;
 use wire::{Packet, RetainForwardRule};
 
 use crate::{
@@ -38,8 +37,7 @@ pub(super) fn with_slow_peer(count: usize, now: Instant) -> (crate::Broker, Peer
         ..Limits::default()
     };
     let broker = retained_within(count, limits);
-    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
-    let peer = Peer::new(&broker, &hello, now);
+    let peer = Peer::new(&broker, &Hello::new("a").window(1), now);
     (broker, peer)
 }
 
@@ -49,21 +47,12 @@ fn retain(broker: &crate::Broker, number: usize, payload: &'static str) {
     broker.batch(|batch| batch.publish(message));
 }
 
-pub(super) fn bytes(packets: &[Packet]) -> BytesMut {
-    let mut bytes = BytesMut::new();
-    for packet in packets {
-        packet.write(&mut bytes, None).unwrap();
-    }
-    bytes
-}
-
-pub(super) fn subscribe(filters: &[&str]) -> Packet {
+/// A SUBSCRIBE with these filters at QoS 0.
+pub(super) fn subscribe_all(filters: &[impl AsRef<str>]) -> Packet {
     let filters = filters
         .iter()
-        .map(|it| wire::Filter::new(*it, Q::AtMostOnce));
-    let mut subscribe = wire::Subscribe::new_many(filters.collect::<Vec<_>>(), None);
-    subscribe.pkid = 1;
-    Packet::Subscribe(subscribe)
+        .map(|it| wire::Filter::new(it.as_ref(), Q::AtMostOnce));
+    subscribe_to(filters, None)
 }
 
 /// Whether no turn exceeded its limit by more than its last operation, which may do this much work.
@@ -77,12 +66,7 @@ fn a_search_for_retained_messages_is_cut_into_turns() {
     let (broker, now) = (with_retained(RETAINED), Instant::now());
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     let filters: Vec<_> = (0..20).map(|number| format!("+/+/x{number}/#")).collect();
-    let filters: Vec<_> = filters.iter().map(String::as_str).collect();
-    let packets = bytes(&[
-        subscribe(&filters),
-        subscribe(&["#"]),
-        Packet::PingReq(wire::PingReq),
-    ]);
+    let packets = bytes(&[subscribe_all(&filters), subscribe_all(&["#"]), ping()]);
     let (turn, works) = peer.turns(&packets, now);
     assert_eq!(turn, Turn::Drained);
     let found = work::delivery(1) + work::RETAINED_EXAMINED;
@@ -106,17 +90,9 @@ fn a_thousand_filters_in_one_packet_take_several_turns() {
     const FILTERS: usize = 1000;
     let (broker, now) = (with_retained(10), Instant::now());
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
-    let filters: Vec<_> = (0..FILTERS).map(|number| format!("t/{number}")).collect();
-    let mut filters: Vec<_> = filters.iter().map(String::as_str).collect();
-    filters[0] = "r/#";
-    let mut unsubscribe = wire::Unsubscribe::new("none", None);
-    unsubscribe.pkid = 2;
-    unsubscribe.filters = filters.iter().map(|it| (*it).to_owned()).collect();
-    let packets = bytes(&[
-        subscribe(&filters),
-        Packet::PingReq(wire::PingReq),
-        Packet::Unsubscribe(unsubscribe),
-    ]);
+    let mut filters: Vec<_> = (0..FILTERS).map(|number| format!("t/{number}")).collect();
+    filters[0] = "r/#".to_owned();
+    let packets = bytes(&[subscribe_all(&filters), ping(), unsubscribe(&filters)]);
     let (turn, works) = peer.turns(&packets, now);
     assert_eq!(turn, Turn::Drained);
     let step = work::PACKET + work::SUBSCRIPTION * FILTERS_PER_STEP as u64;
@@ -146,7 +122,7 @@ fn a_resumed_session_is_sent_the_rest_of_its_retained_messages() {
     const RETAINED: usize = 2000;
     let (broker, now) = (with_retained(RETAINED), Instant::now());
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
-    let turn = peer.turn(&mut bytes(&[subscribe(&["r/#"])]), now);
+    let turn = peer.turn(&mut bytes(&[subscribe_all(&["r/#"])]), now);
     assert_eq!(turn, Turn::Cut);
     let before = peer.messages().len();
     assert!((1..RETAINED).contains(&before));
@@ -162,10 +138,7 @@ fn a_message_is_sent_live_or_as_retained_but_not_both() {
     for qos in [Q::AtMostOnce, Q::AtLeastOnce, Q::ExactlyOnce] {
         let (broker, now) = (with_retained(RETAINED), Instant::now());
         let mut peer = Peer::new(&broker, &Hello::new("a"), now);
-        let filter = wire::Filter::new("r/#", qos);
-        let mut subscribe = wire::Subscribe::new_many([filter], None);
-        subscribe.pkid = 1;
-        let turn = peer.turn(&mut bytes(&[Packet::Subscribe(subscribe)]), now);
+        let turn = peer.turn(&mut bytes(&[subscribe("r/#", qos)]), now);
         assert_eq!(turn, Turn::Cut);
         let mut payloads = peer.payloads();
         assert!((1..RETAINED).contains(&payloads.len()));
@@ -184,10 +157,7 @@ fn a_message_is_sent_live_or_as_retained_but_not_both() {
                 let acknowledgements = match qos {
                     Q::AtMostOnce => vec![],
                     Q::AtLeastOnce => vec![puback(message.pkid)],
-                    Q::ExactlyOnce => vec![
-                        Packet::PubRec(wire::PubRec::new(message.pkid, None)),
-                        Packet::PubComp(wire::PubComp::new(message.pkid, None)),
-                    ],
+                    Q::ExactlyOnce => vec![pubrec(message.pkid), pubcomp(message.pkid)],
                 };
                 peer.send(&acknowledgements, now);
             }
@@ -202,17 +172,10 @@ fn unsubscribe_ends_a_search_that_waits_for_the_client() {
     const RETAINED: usize = 1000;
     let now = Instant::now();
     let (broker, mut peer) = with_slow_peer(RETAINED, now);
-    let filter = wire::Filter::new("r/#", Q::AtLeastOnce);
-    let mut subscribe = wire::Subscribe::new_many([filter], None);
-    subscribe.pkid = 1;
-    let (turn, _) = peer.turns(&bytes(&[Packet::Subscribe(subscribe)]), now);
+    let turn = peer.send(&[subscribe("r/#", Q::AtLeastOnce)], now);
     assert_eq!(turn, Turn::Paused);
-    let mut unsubscribe = wire::Unsubscribe::new("r/#", None);
-    unsubscribe.pkid = 2;
-    assert_eq!(
-        peer.send(&[Packet::Unsubscribe(unsubscribe)], now),
-        Turn::Drained
-    );
+    let turn = peer.send(&[unsubscribe(&["r/#"])], now);
+    assert_eq!(turn, Turn::Drained);
     retain(&broker, RETAINED - 1, "new");
     let mut received = 0;
     while let [message] = &peer.messages()[..] {
@@ -230,9 +193,7 @@ fn a_repeated_subscribe_begins_its_search_again() {
     let now = Instant::now();
     let (_broker, mut peer) = with_slow_peer(RETAINED, now);
     let filters = ["r/#"; REPEATED].map(|filter| wire::Filter::new(filter, Q::AtLeastOnce));
-    let mut subscribe = wire::Subscribe::new_many(filters, None);
-    subscribe.pkid = 1;
-    let (turn, _) = peer.turns(&bytes(&[Packet::Subscribe(subscribe)]), now);
+    let turn = peer.send(&[subscribe_to(filters, None)], now);
     assert_eq!(turn, Turn::Paused);
     let mut received = Vec::new();
     while let messages @ [_, ..] = &peer.messages()[..] {
@@ -251,18 +212,10 @@ fn a_repeated_subscribe_replaces_the_options_of_its_search() {
         let now = Instant::now();
         let (_broker, mut peer) = with_slow_peer(RETAINED, now);
         let mut filter = wire::Filter::new("r/#", Q::AtLeastOnce);
-        let mut subscribe = wire::Subscribe::new_many([filter.clone()], None);
-        subscribe.pkid = 1;
-        let (turn, _) = peer.turns(&bytes(&[Packet::Subscribe(subscribe)]), now);
+        let turn = peer.send(&[subscribe_to([filter.clone()], None)], now);
         assert_eq!(turn, Turn::Paused);
         (filter.qos, filter.retain_forward_rule) = (Q::AtMostOnce, rule);
-        let properties = wire::SubscribeProperties {
-            id: Some(7),
-            user_properties: Vec::new(),
-        };
-        let mut subscribe = wire::Subscribe::new_many([filter], Some(properties));
-        subscribe.pkid = 2;
-        peer.send(&[Packet::Subscribe(subscribe)], now);
+        peer.send(&[subscribe_to([filter], Some(7))], now);
         let mut received = Vec::new();
         while let messages @ [_, ..] = &peer.messages()[..] {
             let of_first = messages.iter().filter(|it| it.qos == Q::AtLeastOnce);
@@ -320,10 +273,9 @@ fn with_sessions(
     now: Instant,
 ) -> Vec<Peer> {
     let filters: Vec<_> = (0..filters).map(|number| format!("t/{number}")).collect();
-    let filters: Vec<_> = filters.iter().map(String::as_str).collect();
     let connect = |number| {
         let mut peer = Peer::new(broker, &Hello::new(&format!("c{number}")), now);
-        peer.send(&[subscribe(&filters)], now);
+        peer.send(&[subscribe_all(&filters)], now);
         peer
     };
     (0..sessions).map(connect).collect()
@@ -383,10 +335,9 @@ fn pubrels_behind_waiting_packets_are_cut_into_turns() {
     let unacknowledged = peer.messages()[0].pkid;
     let waiting = vec![Packet::Publish(publish("t", Q::AtMostOnce, 0, "")); WAITING];
     assert_eq!(peer.send(&waiting, now), Turn::Paused);
-    let release = |id| Packet::PubRel(wire::PubRel::new(id, None));
 
     // No waiting packet is a repetition of these.
-    let packets: Vec<_> = (1..=EXCHANGES).map(release).collect();
+    let packets: Vec<_> = (1..=EXCHANGES).map(pubrel).collect();
     let (turn, works) = peer.turns(&bytes(&packets), now);
     assert_eq!(turn, Turn::Paused);
     let work: u64 = works.iter().sum();
@@ -394,12 +345,8 @@ fn pubrels_behind_waiting_packets_are_cut_into_turns() {
     assert_eq!(peer.receive().len(), packets.len());
 
     let ids = EXCHANGES + 1..=2 * EXCHANGES;
-    let again = |id| {
-        let mut publish = publish("t", Q::ExactlyOnce, id, "");
-        publish.dup = true;
-        Packet::Publish(publish)
-    };
-    let packets: Vec<_> = ids.clone().map(again).chain(ids.map(release)).collect();
+    let again = |id| repeated("t", Q::ExactlyOnce, id, "");
+    let packets: Vec<_> = ids.clone().map(again).chain(ids.map(pubrel)).collect();
     let (turn, works) = peer.turns(&bytes(&packets), now);
     assert_eq!(turn, Turn::Paused);
     let search = (WAITING as u64 + u64::from(EXCHANGES)) / 16;
@@ -443,13 +390,11 @@ fn requests(ids: std::ops::Range<u16>) -> Vec<Packet> {
 #[test]
 fn requests_left_by_the_service_come_in_the_next_turns() {
     let service = Arc::new(OneByOne::default());
-    let (broker, now) = (
-        crate::Broker::new(Options::default(), service.clone()),
-        Instant::now(),
-    );
+    let broker = crate::Broker::new(Options::default(), service.clone());
+    let now = Instant::now();
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     let mut packets = requests(1..4);
-    packets.extend([subscribe(&["x"]), Packet::PingReq(wire::PingReq)]);
+    packets.extend([subscribe_all(&["x"]), ping()]);
     let mut buffer = bytes(&packets);
     // The SUBSCRIBE waits for the requests before it.
     for taken in 1..=2 {
@@ -468,10 +413,8 @@ fn requests_left_by_the_service_come_in_the_next_turns() {
 #[test]
 fn requests_left_at_the_connections_end_are_handed_over() {
     let service = Arc::new(OneByOne::default());
-    let (broker, now) = (
-        crate::Broker::new(Options::default(), service.clone()),
-        Instant::now(),
-    );
+    let broker = crate::Broker::new(Options::default(), service.clone());
+    let now = Instant::now();
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     assert_eq!(peer.turn(&mut bytes(&requests(1..6)), now), Turn::Cut);
     assert!(service.taken().len() < 5);

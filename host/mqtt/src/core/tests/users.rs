@@ -3,9 +3,8 @@
 use std::{sync::Arc, time::Instant};
 
 use statehouse_protocol::SessionId;
-use wire::Packet;
 
-use crate::{Broker, ImageCursor, Limits, Recovery, SessionUsers, testing::*};
+use crate::{Broker, Limits, Recovery, SessionUsers, testing::*};
 
 struct World {
     log: Arc<TestLog>,
@@ -27,27 +26,26 @@ impl World {
     }
 
     fn request(&self, peer: &mut Peer, packet_id: u16, qos: Q) {
-        let request = publish("req/x", qos, packet_id, "x");
-        peer.send(&[Packet::Publish(request)], self.now);
+        peer.publish("req/x", qos, packet_id, "x", self.now);
     }
 
     /// The user of a session, by all records.
     fn user(&self, session: SessionId) -> Option<String> {
-        let mut users = SessionUsers::default();
-        for record in self.log.records() {
-            users.apply(&record).unwrap();
-        }
-        users.user(session).map(|user| user.to_string())
+        user_in(&self.log.records(), session)
     }
 
     /// The user of a session, by a snapshot alone.
     fn user_in_image(&self, session: SessionId) -> Option<String> {
-        let (mut users, mut cursor) = (SessionUsers::default(), ImageCursor::default());
-        while let Some(piece) = self.broker.image(&mut cursor, 1) {
-            users.apply(&piece).unwrap();
-        }
-        users.user(session).map(|user| user.to_string())
+        user_in(&image(&self.broker, 1), session)
     }
+}
+
+fn user_in(records: &[Vec<u8>], session: SessionId) -> Option<String> {
+    let mut users = SessionUsers::default();
+    for record in records {
+        users.apply(record).unwrap();
+    }
+    users.user(session).map(|user| user.to_string())
 }
 
 #[test]

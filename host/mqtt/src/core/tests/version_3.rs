@@ -117,20 +117,19 @@ fn violation_closes_without_a_packet() {
 
 #[test]
 fn subscriptions_are_answered_by_codes_of_version_3() {
-    let (broker, now) = (
-        broker(Limits {
-            topic_levels_max: 3,
-            ..Limits::default()
-        }),
-        Instant::now(),
-    );
+    let (broker, now) = start(Limits {
+        topic_levels_max: 3,
+        ..Limits::default()
+    });
     let mut a = Client::new(&broker, "a", true, now);
-    let mut subscribe = v4::Subscribe::new_many([
-        v4::SubscribeFilter::new("t".to_owned(), Q3::AtMostOnce),
-        v4::SubscribeFilter::new("a/b/c/d".to_owned(), Q3::AtMostOnce),
-        v4::SubscribeFilter::new("$share//t".to_owned(), Q3::AtMostOnce),
-        v4::SubscribeFilter::new("+".to_owned(), Q3::ExactlyOnce),
-    ]);
+    let filters = [
+        ("t", Q3::AtMostOnce),
+        ("a/b/c/d", Q3::AtMostOnce),
+        ("$share//t", Q3::AtMostOnce),
+        ("+", Q3::ExactlyOnce),
+    ];
+    let filters = filters.map(|(filter, qos)| v4::SubscribeFilter::new(filter.to_owned(), qos));
+    let mut subscribe = v4::Subscribe::new_many(filters);
     subscribe.pkid = 5;
     a.send(&[P::Subscribe(subscribe)], now);
     assert_eq!(a.peer.receive_bytes(), b"\x90\x06\0\x05\0\x80\x80\x02"[..]);
@@ -155,8 +154,7 @@ fn session_changes_the_version_with_its_messages() {
     send(QoS::ExactlyOnce, "two");
     let first = five.messages();
     // An exchange of the client that waits for its PUBREL.
-    let exchange = publish("other", Q::ExactlyOnce, 77, "");
-    five.send(&[wire::Packet::Publish(exchange)], now);
+    five.publish("other", Q::ExactlyOnce, 77, "", now);
     five.lose(now);
 
     let mut three = Client::new(&broker, "a", false, now);
@@ -194,8 +192,7 @@ fn session_changes_the_version_with_its_messages() {
         (rel.pkid, &message.payload[..], message.dup),
         (ids[1], &b"three"[..], true)
     );
-    let subscribed = message.properties.as_ref().unwrap();
-    assert_eq!(subscribed.subscription_identifiers, [9]);
+    assert_eq!(properties(message).subscription_identifiers, [9]);
 }
 
 #[test]

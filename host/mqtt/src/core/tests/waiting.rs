@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use wire::{DisconnectReasonCode, Packet};
 
-use super::turns::{bytes, subscribe, with_slow_peer};
+use super::turns::{subscribe_all, with_slow_peer};
 use crate::{
     Limits,
     dispatch::Turn,
@@ -24,8 +24,7 @@ fn violation_behind_a_cut_turn_ends_the_connection() {
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     // The last of these filters uses up the work of the turn.
     let filters: Vec<_> = (0..126).map(|number| format!("t/{number}")).collect();
-    let filters: Vec<_> = filters.iter().map(String::as_str).collect();
-    let mut buffer = bytes(&[subscribe(&filters)]);
+    let mut buffer = bytes(&[subscribe_all(&filters)]);
     buffer.extend_from_slice(&MALFORMED);
     assert_eq!(peer.turn(&mut buffer, now), Turn::Cut);
     assert_eq!(peer.turn(&mut buffer, now), Turn::Over);
@@ -39,10 +38,7 @@ fn violation_behind_a_cut_turn_ends_the_connection() {
 fn violation_does_not_wait_for_retained_messages() {
     let now = Instant::now();
     let (_broker, mut peer) = with_slow_peer(1000, now);
-    let filter = wire::Filter::new("r/#", Q::AtLeastOnce);
-    let mut subscribe = wire::Subscribe::new_many([filter], None);
-    subscribe.pkid = 1;
-    let mut buffer = bytes(&[Packet::Subscribe(subscribe)]);
+    let mut buffer = bytes(&[subscribe("r/#", Q::AtLeastOnce)]);
     buffer.extend_from_slice(&MALFORMED);
     assert_eq!(peer.turns(&buffer, now).0, Turn::Over);
     assert_eq!(
@@ -56,14 +52,11 @@ fn auth_that_uses_up_the_work_of_a_turn_is_handled() {
     const FILTERS: usize = 124;
     let (broker, now) = (broker(Limits::default()), Instant::now());
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
-    let mut unsubscribe = wire::Unsubscribe::new("none", None);
-    unsubscribe.pkid = 1;
-    unsubscribe.filters = vec!["none".to_owned(); FILTERS];
     // It is handled in two steps.
     let unsubscribed = 2 * work::PACKET + work::SUBSCRIPTION * FILTERS as u64;
     let pings = WORK_PER_TURN_MAX - work::PACKET - unsubscribed;
-    let mut packets = vec![Packet::PingReq(wire::PingReq); pings as usize];
-    packets.push(Packet::Unsubscribe(unsubscribe));
+    let mut packets = vec![ping(); pings as usize];
+    packets.push(unsubscribe(&["none"; FILTERS]));
     let mut buffer = bytes(&packets);
     buffer.extend_from_slice(&AUTH);
     assert_eq!(peer.turns(&buffer, now).0, Turn::Authenticate);
@@ -77,15 +70,14 @@ fn acknowledgement_behind_a_waiting_auth_is_handled() {
         queue_bytes_reserve: 0,
         ..Limits::default()
     };
-    let (broker, now) = (broker(limits), Instant::now());
-    let hello = Hello::new("a").set(|it| it.receive_maximum = Some(1));
-    let mut peer = Peer::new(&broker, &hello, now);
+    let (broker, now) = start(limits);
+    let mut peer = Peer::new(&broker, &Hello::new("a").window(1), now);
     peer.subscribe("own", Q::AtLeastOnce, now);
     let payload = "x".repeat(400);
     let message = |id| Packet::Publish(publish("own", Q::AtLeastOnce, id, &payload));
     let mut buffer = bytes(&[message(1), message(2), message(3)]);
     buffer.extend_from_slice(&AUTH);
-    buffer.extend_from_slice(&bytes(&[subscribe(&["late"])]));
+    buffer.extend_from_slice(&bytes(&[subscribe_all(&["late"])]));
     assert_eq!(peer.turns(&buffer, now).0, Turn::Paused);
     let sent = peer.messages();
     assert_eq!(sent.len(), 1);

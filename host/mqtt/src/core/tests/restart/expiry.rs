@@ -20,8 +20,7 @@ fn messages_expire_while_the_broker_is_down() {
         panic!("{messages:?}")
     };
     assert_eq!(only.payload, "long");
-    let expiry = only.properties.as_ref().unwrap().message_expiry_interval;
-    assert_eq!(expiry, Some(50));
+    assert_eq!(properties(only).message_expiry_interval, Some(50));
 }
 
 #[test]
@@ -100,6 +99,5 @@ fn wall_clock_step_forward_expires_nothing_early() {
     let [only] = &messages[..] else {
         panic!("{messages:?}")
     };
-    let left_s = only.properties.as_ref().unwrap().message_expiry_interval;
-    assert_eq!(left_s, Some(35));
+    assert_eq!(properties(only).message_expiry_interval, Some(35));
 }

@@ -1,9 +1,9 @@
 //! Subscriptions, messages and QoS 2 exchanges after a restart.
 
-use wire::{Packet, PubRec, PubRel};
+use wire::Packet;
 
 use super::{Life, SECOND, message};
-use crate::{ImageCursor, Limits, QoS, Recovery, dispatch::Turn, testing::*};
+use crate::{Limits, QoS, dispatch::Turn, testing::*};
 
 #[test]
 fn subscriptions_survive_a_restart_with_their_options() {
@@ -16,14 +16,7 @@ fn subscriptions_survive_a_restart_with_their_options() {
     peer.subscribe_with(filter, Some(7), now);
     peer.subscribe("t", Q::AtLeastOnce, now);
     peer.subscribe("gone", Q::AtLeastOnce, now);
-    peer.send(
-        &[Packet::Unsubscribe({
-            let mut unsubscribe = wire::Unsubscribe::new("gone", None);
-            unsubscribe.pkid = 5;
-            unsubscribe
-        })],
-        now,
-    );
+    peer.send(&[unsubscribe(&["gone"])], now);
     life.kill(now + SECOND);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
     assert!(peer.connack.session_present);
@@ -31,21 +24,15 @@ fn subscriptions_survive_a_restart_with_their_options() {
     // No Local: the client's own message is not sent back.
     peer.publish("a/x", Q::AtMostOnce, 0, "own", now + SECOND);
     let mut other = Peer::new(&life.broker, &Hello::new("b"), now + SECOND);
-    let mut retained = publish("a/x", Q::ExactlyOnce, 1, "other");
-    retained.retain = true;
-    other.send(&[Packet::Publish(retained)], now + SECOND);
+    let retained = retained("a/x", Q::ExactlyOnce, 1, "other");
+    other.send(&[retained], now + SECOND);
     other.publish("gone", Q::AtMostOnce, 0, "no", now + SECOND);
     let messages = peer.messages();
     let [message] = &messages[..] else {
         panic!("{messages:?}")
     };
     assert_eq!((message.qos, message.retain), (Q::ExactlyOnce, true));
-    let ids = &message
-        .properties
-        .as_ref()
-        .unwrap()
-        .subscription_identifiers;
-    assert_eq!(ids, &[7]);
+    assert_eq!(properties(message).subscription_identifiers, [7]);
 }
 
 /// The record of the last exchange was lost, and its client still holds the packet id.
@@ -67,8 +54,8 @@ fn packet_ids_do_not_begin_again_after_a_restart() {
             "{id} {before:?}"
         );
         before.push(id);
-        peer.send(&[Packet::PubRec(PubRec::new(id, None))], at);
-        peer.send(&[Packet::PubComp(wire::PubComp::new(id, None))], at);
+        peer.send(&[pubrec(id)], at);
+        peer.send(&[pubcomp(id)], at);
         peer.receive();
     }
 }
@@ -76,7 +63,7 @@ fn packet_ids_do_not_begin_again_after_a_restart() {
 #[test]
 fn queued_and_sent_messages_survive_a_restart() {
     let (mut life, now) = Life::new();
-    let narrow = || Hello::new("a").set(|hello| hello.receive_maximum = Some(3));
+    let narrow = || Hello::new("a").window(3);
     let mut peer = Peer::new(&life.broker, &narrow(), now);
     peer.subscribe("t", Q::ExactlyOnce, now);
     for (payload, qos) in [
@@ -92,7 +79,7 @@ fn queued_and_sent_messages_survive_a_restart() {
     let sent = peer.messages();
     assert_eq!(sent.len(), 3);
     // The second message has its PUBREC. The first and the third stay unacknowledged.
-    peer.send(&[Packet::PubRec(PubRec::new(sent[1].pkid, None))], now);
+    peer.send(&[pubrec(sent[1].pkid)], now);
     let mut fourth_id = None;
     for restart in 1..4 {
         let at = now + restart * SECOND;
@@ -140,14 +127,14 @@ fn message_too_large_to_redeliver_is_released() {
     let id = peer.messages()[0].pkid;
     peer.lose(now);
     let small = Hello::new("a").set(|it| it.max_packet_size = Some(200));
-    let released = [Packet::PubRel(PubRel::new(id, None))];
+    let released = [pubrel(id)];
     let mut peer = Peer::new(&life.broker, &small, now);
     assert_eq!(peer.receive(), released);
     life.kill(now);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
     assert_eq!(peer.receive(), released);
     assert!(life.broker.stats().queued_bytes > 0);
-    peer.send(&[Packet::PubComp(wire::PubComp::new(id, None))], now);
+    peer.send(&[pubcomp(id)], now);
     assert_eq!(life.broker.stats().queued_bytes, 0);
 }
 
@@ -170,11 +157,7 @@ fn received_packet_id_is_known_until_its_pubrel() {
     assert_eq!(life.service.requests.lock().unwrap().len(), 1);
     life.kill(now);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
-    let again = |topic, id| {
-        let mut publish = publish(topic, Q::ExactlyOnce, id, "x");
-        publish.dup = true;
-        Packet::Publish(publish)
-    };
+    let again = |topic, id| repeated(topic, Q::ExactlyOnce, id, "x");
     peer.send(
         &[again("t", 5), again("unmatched", 6), again("req/x", 7)],
         now,
@@ -190,7 +173,7 @@ fn received_packet_id_is_known_until_its_pubrel() {
     );
     // The request was not acknowledged, so the service receives it again.
     assert_eq!(life.service.requests.lock().unwrap().len(), 2);
-    peer.send(&[Packet::PubRel(PubRel::new(5, None))], now);
+    peer.send(&[pubrel(5)], now);
     assert!(matches!(peer.receive()[..], [Packet::PubComp(_)]));
     life.kill(now);
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
@@ -235,7 +218,7 @@ fn retained_messages_survive_a_restart_with_their_publishers() {
     let seen: Vec<_> = messages
         .iter()
         .map(|message| {
-            let properties = message.properties.as_ref().unwrap();
+            let properties = properties(message);
             assert_eq!(properties.user_properties.len(), 1);
             assert!(message.retain);
             (&message.payload[..], properties.message_expiry_interval)
@@ -257,11 +240,10 @@ fn retained_messages_that_were_not_sent_yet_survive_a_restart() {
     let mut publisher = Peer::new(&life.broker, &Hello::new("p"), now);
     let payloads: Vec<String> = (0..30).map(|n| format!("{n:0>500}")).collect();
     for (n, payload) in payloads.iter().enumerate() {
-        let mut publish = publish(&format!("r/{n:02}"), Q::AtLeastOnce, n as u16 + 1, payload);
-        publish.retain = true;
-        publisher.send(&[Packet::Publish(publish)], now);
+        let (topic, id) = (format!("r/{n:02}"), n as u16 + 1);
+        publisher.send(&[retained(&topic, Q::AtLeastOnce, id, payload)], now);
     }
-    let narrow = || Hello::new("a").set(|hello| hello.receive_maximum = Some(1));
+    let narrow = || Hello::new("a").window(1);
     let take = |peer: &mut Peer, count: usize| -> Vec<String> {
         let mut taken = Vec::new();
         while taken.len() < count {
@@ -270,28 +252,20 @@ fn retained_messages_that_were_not_sent_yet_survive_a_restart() {
             for message in messages {
                 assert!(message.retain);
                 taken.push(String::from_utf8(message.payload.to_vec()).unwrap());
-                let ack = wire::PubAck::new(message.pkid, None);
-                peer.send(&[Packet::PubAck(ack)], now);
+                peer.send(&[puback(message.pkid)], now);
             }
         }
         taken
     };
     let mut peer = Peer::new(&life.broker, &narrow(), now);
-    let mut subscribe = wire::Subscribe::new(wire::Filter::new("r/#", Q::AtLeastOnce), None);
-    subscribe.pkid = 1;
-    assert_eq!(
-        peer.send(&[Packet::Subscribe(subscribe)], now),
-        Turn::Paused
-    );
+    let turn = peer.send(&[subscribe("r/#", Q::AtLeastOnce)], now);
+    assert_eq!(turn, Turn::Paused);
     let mut received = take(&mut peer, 5);
     assert_eq!(received, payloads[..5]);
     // Twice: the second restart recovers what the first one did, and a snapshot of it.
     for _ in 0..2 {
         life.kill_with(small(), now);
-        let (mut image, mut cursor) = (Recovery::default(), ImageCursor::default());
-        while let Some(piece) = life.broker.image(&mut cursor, 1000) {
-            image.apply(&piece).unwrap();
-        }
+        let image = recovered(&image(&life.broker, 1000));
         assert_eq!(image, life.log.recovery());
         let mut peer = Peer::new(&life.broker, &narrow(), now);
         assert!(peer.connack.session_present);

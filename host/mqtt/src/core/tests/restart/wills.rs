@@ -2,16 +2,22 @@
 
 use std::time::Instant;
 
-use wire::{DisconnectReasonCode, Packet};
+use wire::DisconnectReasonCode;
 
 use super::{Life, SECOND};
 use crate::{limits::WILL_GRACE, testing::*};
 
-#[test]
-fn will_waits_for_its_client_after_a_restart() {
-    let (mut life, now) = Life::new();
+/// A client that subscribed to wills.
+fn with_listener() -> (Life, Peer, Instant) {
+    let (life, now) = Life::new();
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
     listener.subscribe("will", Q::AtLeastOnce, now);
+    (life, listener, now)
+}
+
+#[test]
+fn will_waits_for_its_client_after_a_restart() {
+    let (mut life, listener, now) = with_listener();
     // Five wills: connected at the crash and without delay; lost long ago; disconnected normally;
     // with a delay above the grace period; and one whose client returns in time.
     let at_once = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 0), now);
@@ -28,10 +34,7 @@ fn will_waits_for_its_client_after_a_restart() {
         let mut listener = Peer::new(&life.broker, &Hello::new("l"), at);
         let messages = listener.messages();
         for message in &messages {
-            assert_eq!(
-                message.properties.as_ref().unwrap().user_properties.len(),
-                1
-            );
+            assert_eq!(properties(message).user_properties.len(), 1);
             listener.send(&[puback(message.pkid)], at);
         }
         messages
@@ -58,9 +61,7 @@ fn will_waits_for_its_client_after_a_restart() {
 
 #[test]
 fn session_expired_during_downtime_publishes_its_will() {
-    let (mut life, now) = Life::new();
-    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
-    listener.subscribe("will", Q::AtLeastOnce, now);
+    let (mut life, _listener, now) = with_listener();
     let hello = Hello::new("a").expiry(5).will("will", "a", 1000);
     Peer::new(&life.broker, &hello, now).lose(now);
     let restart = now + 6 * SECOND;
@@ -74,18 +75,10 @@ fn session_expired_during_downtime_publishes_its_will() {
 
 #[test]
 fn will_survives_a_crash_after_a_disconnect_with_will() {
-    let (mut life, now) = Life::new();
-    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
-    listener.subscribe("will", Q::AtLeastOnce, now);
+    let (mut life, _listener, now) = with_listener();
     let mut peer = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 50), now);
-    let mut disconnect = wire::Disconnect::new(DisconnectReasonCode::DisconnectWithWillMessage);
-    disconnect.properties = Some(wire::DisconnectProperties {
-        session_expiry_interval: Some(0),
-        reason_string: None,
-        user_properties: Vec::new(),
-        server_reference: None,
-    });
-    peer.send(&[Packet::Disconnect(disconnect)], now);
+    let reason = DisconnectReasonCode::DisconnectWithWillMessage;
+    peer.send(&[disconnect(reason, 0)], now);
     // The crash comes before the connection's task has seen the end.
     life.kill(now);
     life.broker.lock().run_deadlines(now);
@@ -95,9 +88,7 @@ fn will_survives_a_crash_after_a_disconnect_with_will() {
 
 #[test]
 fn wills_of_a_shutdown_are_sent_after_the_next_start() {
-    let (mut life, now) = Life::new();
-    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
-    listener.subscribe("will", Q::AtLeastOnce, now);
+    let (mut life, listener, now) = with_listener();
     let peer = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 0), now);
     life.broker.lock().shut_down();
     listener.lose(now);
@@ -110,9 +101,7 @@ fn wills_of_a_shutdown_are_sent_after_the_next_start() {
 
 #[test]
 fn will_of_a_session_without_expiry_is_published_at_a_shutdown() {
-    let (mut life, now) = Life::new();
-    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
-    listener.subscribe("will", Q::AtLeastOnce, now);
+    let (mut life, listener, now) = with_listener();
     let hello = |client, delay_s| Hello::new(client).expiry(0).will("will", client, delay_s);
     let before = Peer::new(&life.broker, &hello("a", 0), now);
     let after = Peer::new(&life.broker, &hello("b", 60), now);

@@ -89,16 +89,10 @@ impl Access for Rules {
     fn admit(&self, attempt: Attempt) -> Deciding {
         Anyone.admit(attempt)
     }
-    fn may_connect(&self, _: &Origin) -> bool {
-        true
-    }
     fn may_publish(&self, _: &Origin, topic: &[u8]) -> bool {
         !topic.starts_with(b"forbidden/")
     }
     fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
-        true
-    }
-    fn may_have_answer(&self, _: &str, _: Option<&str>, _: &[u8]) -> bool {
         true
     }
     fn refused(&self, refusal: &Refusal<'_>) {
@@ -118,10 +112,8 @@ fn count(broker: &Broker, what: Refused, reason: ReasonCode) -> u64 {
 
 #[test]
 fn requests_are_acknowledged_and_refused_by_name() {
-    let (service, rules) = (
-        Arc::new(RecordingService::default()),
-        Arc::new(Rules::default()),
-    );
+    let service = Arc::new(RecordingService::default());
+    let rules = Arc::new(Rules::default());
     let options = Options {
         access: rules.clone(),
         ..Options::default()
@@ -177,14 +169,9 @@ fn message_over_a_limit_closes_the_connection() {
         a.send(&[P::Publish(message.clone())], now);
         assert_eq!(a.receive(), [], "[MQTT-4.8.0-2]");
         assert!(a.peer.output.is_closing());
-        assert_eq!(
-            count(&broker, Refused::Publish, ReasonCode::QUOTA_EXCEEDED),
-            1
-        );
-        assert_eq!(
-            count(&broker, Refused::Connection, ReasonCode::QUOTA_EXCEEDED),
-            1
-        );
+        for what in [Refused::Publish, Refused::Connection] {
+            assert_eq!(count(&broker, what, ReasonCode::QUOTA_EXCEEDED), 1);
+        }
         a.peer.lose(now);
 
         log.set_full(false);
@@ -199,13 +186,10 @@ fn message_over_a_limit_closes_the_connection() {
 /// MQTT 3.1.1 has no Receive Maximum, so a client may send all PUBRELs behind all messages.
 #[test]
 fn exactly_once_messages_are_not_limited_by_the_receive_maximum() {
-    let (broker, now) = (
-        broker(Limits {
-            receive_max: 2,
-            ..Limits::default()
-        }),
-        Instant::now(),
-    );
+    let (broker, now) = start(Limits {
+        receive_max: 2,
+        ..Limits::default()
+    });
     let mut a = Client::new(&broker, "a", true, now);
     let ids = 1..=u16::MAX;
     for id in ids.clone() {
@@ -222,14 +206,11 @@ fn exactly_once_messages_are_not_limited_by_the_receive_maximum() {
 /// A client of MQTT 3.1.1 may repeat a PUBLISH on the same connection (section 4.4).
 #[test]
 fn repetition_before_its_pubrel_is_no_new_message_though_it_waits() {
-    let (broker, now) = (
-        broker(Limits {
-            queue_bytes_reserve: 1000,
-            queue_bytes_max: 10_000,
-            ..Limits::default()
-        }),
-        Instant::now(),
-    );
+    let (broker, now) = start(Limits {
+        queue_bytes_reserve: 1000,
+        queue_bytes_max: 10_000,
+        ..Limits::default()
+    });
     let mut subscriber = Client::new(&broker, "subscriber", true, now);
     subscriber.subscribe("t", Q3::AtMostOnce, now);
     let mut a = Client::new(&broker, "a", true, now);
@@ -259,14 +240,11 @@ fn repetition_before_its_pubrel_is_no_new_message_though_it_waits() {
 /// MQTT 3.1.1 has no code for a refusal, so the publisher is not disconnected for slow members.
 #[test]
 fn message_for_a_full_group_is_acknowledged_and_dropped() {
-    let (broker, now) = (
-        broker(Limits {
-            queue_bytes_max: 4000,
-            queue_bytes_reserve: 0,
-            ..Limits::default()
-        }),
-        Instant::now(),
-    );
+    let (broker, now) = start(Limits {
+        queue_bytes_max: 4000,
+        queue_bytes_reserve: 0,
+        ..Limits::default()
+    });
     let mut slow = Client::new(&broker, "slow", false, now);
     slow.subscribe("$share/g/jobs", Q3::AtLeastOnce, now);
     let mut a = Client::new(&broker, "a", true, now);
@@ -305,10 +283,8 @@ fn refusals_by_limits_are_reported_with_their_cause() {
     let mut texts = Vec::new();
     for id in 1..=10 {
         a.publish("jobs", Q::AtLeastOnce, id, &"x".repeat(1000), now);
-        let Some(wire::Packet::PubAck(ack)) = a.receive().pop() else {
-            panic!("no PUBACK")
-        };
-        texts.extend(ack.properties.and_then(|it| it.reason_string));
+        let properties = a.last_puback().properties;
+        texts.extend(properties.and_then(|it| it.reason_string));
     }
     let full = "no member of a shared subscription has room for this message";
     assert_eq!(texts.last().map(String::as_str), Some(full));
