@@ -6,7 +6,7 @@
 //! bytes.
 //!
 //! * `command`: parses a payload into a `Command`.
-//! * `semantics`: executes SET, GET, DEL, VDEL and KEYNOTIFY, check by check.
+//! * `semantics`: executes each command, check by check; calls `scan` for SCAN.
 //! * `fence`: checks fencing tokens.
 //! * `scan`, `glob`: list the keys that match a pattern, page by page.
 //! * `reply`: all reply bytes.

@@ -1,10 +1,12 @@
 //! Within one request, the table for tests does what the store does: with watches and changes, with
 //! fences, and with the versions and rights of hidden keys.
 
+mod common;
+
+use common::Function;
 use statehouse_policy::testing::{Right, Table};
 use statehouse_policy::{
-    Access, Body, Bytes, Change, Dialect, Fault, Frame, Hlc, Host, Info, Notification, Outcome,
-    Policy, Repeat, Request, Scope, Span, Stamp,
+    Access, Body, Bytes, Dialect, Fault, Frame, Hlc, Host, Outcome, Repeat, Request, Scope, Stamp,
 };
 
 const NOW_MS: u64 = 1000;
@@ -18,72 +20,43 @@ fn owned(bytes: &[u8]) -> Bytes {
     Bytes::Owned(bytes.to_vec())
 }
 
+const WORDS: Function = Function(execute);
+
 /// Executes the words of its payload on the key `k`, in order. The version of its answers is the
 /// one that the watch returned.
-struct Words;
-
-impl Policy for Words {
-    fn describe() -> Info {
-        Info {
-            name: "words".to_owned(),
-            version: "1".to_owned(),
-            commands: Vec::new(),
-        }
+fn execute(host: &mut dyn Host, request: &Request) -> Outcome {
+    let (key, value) = (owned(b"k"), owned(b"v"));
+    let (mut version, mut body) = (None, Body::None);
+    for word in request.payload.split(|byte| *byte == b' ') {
+        let done = match word {
+            b"put" => host.put(&key, &value, None, None, None).map(drop),
+            b"hide" => host.head(&key, Access::Hidden).map(drop),
+            b"expiring" => {
+                let expires = Some(request.now + 1);
+                host.put(&key, &value, None, None, expires).map(drop)
+            }
+            b"follow" => {
+                let followed = host.follow(Scope::Key, &key);
+                followed.map(|it| version = Some(it))
+            }
+            b"since" => {
+                let reached = host.follow_since(Scope::Key, &key, ZERO);
+                reached.map(|it| version = Some(it.version))
+            }
+            b"unfollow" => host.unfollow(Scope::Key, &key).map(drop),
+            _ => {
+                body = Body::Stored(key.clone());
+                Ok(())
+            }
+        };
+        assert_eq!(done, Ok(()));
     }
-
-    fn configure(_: &[(String, String)]) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn route(&self, _: &[u8]) -> Option<Span> {
-        None
-    }
-
-    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
-        let (key, value) = (owned(b"k"), owned(b"v"));
-        let (mut version, mut body) = (None, Body::None);
-        for word in request.payload.split(|byte| *byte == b' ') {
-            let done = match word {
-                b"put" => host.put(&key, &value, None, None, None).map(drop),
-                b"hide" => host.head(&key, Access::Hidden).map(drop),
-                b"expiring" => {
-                    let expires = Some(request.now + 1);
-                    host.put(&key, &value, None, None, expires).map(drop)
-                }
-                b"follow" => {
-                    let followed = host.follow(Scope::Key, &key);
-                    followed.map(|it| version = Some(it))
-                }
-                b"since" => {
-                    let reached = host.follow_since(Scope::Key, &key, ZERO);
-                    reached.map(|it| version = Some(it.version))
-                }
-                b"unfollow" => host.unfollow(Scope::Key, &key).map(drop),
-                _ => {
-                    body = Body::Stored(key.clone());
-                    Ok(())
-                }
-            };
-            assert_eq!(done, Ok(()));
-        }
-        let head = Vec::new();
-        Outcome {
-            reply: Frame { head, body },
-            version,
-            repeat: Repeat::Free,
-            command: None,
-        }
-    }
-
-    fn notify(&self, _: &Change, _: Dialect) -> Notification {
-        Notification {
-            topic_prefix: String::new(),
-            topic_suffix: String::new(),
-            payload: Frame {
-                head: Vec::new(),
-                body: Body::None,
-            },
-        }
+    let head = Vec::new();
+    Outcome {
+        reply: Frame { head, body },
+        version,
+        repeat: Repeat::Free,
+        command: None,
     }
 }
 
@@ -100,7 +73,7 @@ fn request(words: &str, now: u64) -> Request {
 
 /// The counters of the version in the answer, and of the changes that were notified.
 fn run(table: &mut Table, words: &str) -> (Option<u32>, Vec<u32>) {
-    let answer = table.call(&Words, &request(words, NOW_MS));
+    let answer = table.call(&WORDS, &request(words, NOW_MS));
     let deliveries = table.take_deliveries().into_iter();
     (
         answer.version.map(|it| it.counter),
@@ -127,7 +100,7 @@ fn watch_begins_and_ends_after_the_changes() {
 #[test]
 fn hidden_keys_take_versions_only_when_put() {
     let mut table = Table::new(NOW_MS);
-    table.call(&Words, &request("hide expiring", NOW_MS));
+    table.call(&WORDS, &request("hide expiring", NOW_MS));
     let later = request("", NOW_MS + 1);
     let (key, value) = (owned(b"k"), owned(b"v"));
     let mut host = table.begin(&later);
@@ -146,7 +119,7 @@ fn hidden_keys_take_versions_only_when_put() {
 fn answer_may_have_the_value_of_a_visible_key() {
     let mut table = Table::new(NOW_MS);
     run(&mut table, "put");
-    let answer = table.call(&Words, &request("hide stored", NOW_MS));
+    let answer = table.call(&WORDS, &request("hide stored", NOW_MS));
     assert_eq!(answer.bytes, b"v\r\n");
 }
 

@@ -1,85 +1,66 @@
 //! The table for tests keeps the contract: staged writes are visible and commit, the client's
 //! rights apply, hidden keys belong to the policy, and a failing transcript names its line.
 
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use common::Function;
 use statehouse_policy::testing::{Right, Table, Tabled, Transaction, cases};
 use statehouse_policy::{
-    Access, Body, Bytes, Change, Dialect, Fault, Frame, Host, Info, Level, Notification, Outcome,
-    Policy, Repeat, Request, Scope, Span, Stamp, resp,
+    Access, Body, Bytes, Dialect, Fault, Frame, Host, Level, Outcome, Repeat, Request, Scope, Span,
+    Stamp, resp,
 };
+
+const COUNTING: Function = Function(count);
 
 /// Counts its calls in a hidden key. Stores the property `value` under the key in the payload, and
 /// answers with the key.
-struct Counting;
-
-impl Policy for Counting {
-    fn describe() -> Info {
-        Info {
-            name: "counting".to_owned(),
-            version: "1".to_owned(),
-            commands: Vec::new(),
-        }
+fn count(host: &mut dyn Host, request: &Request) -> Outcome {
+    let counter = Bytes::Owned(b"counter".to_vec());
+    let calls = match host.head(&counter, Access::Hidden) {
+        Ok(Some(_)) => host
+            .load(&counter, 0, 100)
+            .ok()
+            .flatten()
+            .unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    let calls = [calls.as_slice(), b"i"].concat();
+    host.put(&counter, &Bytes::Owned(calls.clone()), None, None, None)
+        .expect("no quota");
+    // A staged write is visible at once.
+    assert_eq!(
+        host.load(&counter, 1, 1),
+        Ok(Some(calls.iter().skip(1).take(1).copied().collect()))
+    );
+    host.count("calls", 1);
+    if host.log_enabled(Level::Info) {
+        host.log(Level::Info, "called");
     }
-
-    fn configure(_: &[(String, String)]) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn route(&self, _: &[u8]) -> Option<Span> {
-        None
-    }
-
-    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
-        let counter = Bytes::Owned(b"counter".to_vec());
-        let calls = match host.head(&counter, Access::Hidden) {
-            Ok(Some(_)) => host
-                .load(&counter, 0, 100)
-                .ok()
-                .flatten()
-                .unwrap_or_default(),
-            _ => Vec::new(),
-        };
-        let calls = [calls.as_slice(), b"i"].concat();
-        host.put(&counter, &Bytes::Owned(calls.clone()), None, None, None)
-            .expect("no quota");
-        // A staged write is visible at once.
-        assert_eq!(
-            host.load(&counter, 1, 1),
-            Ok(Some(calls.iter().skip(1).take(1).copied().collect()))
+    let key = Span {
+        at: 0,
+        len: u32::try_from(request.payload.len()).expect("short"),
+    };
+    let version = host.property("value").and_then(|value| {
+        let stored = host.put(
+            &Bytes::Span(key),
+            &Bytes::Owned(value.into_bytes()),
+            None,
+            None,
+            None,
         );
-        host.count("calls", 1);
-        if host.log_enabled(Level::Info) {
-            host.log(Level::Info, "called");
-        }
-        let key = Span {
-            at: 0,
-            len: u32::try_from(request.payload.len()).expect("short"),
-        };
-        let version = host.property("value").and_then(|value| {
-            let stored = host.put(
-                &Bytes::Span(key),
-                &Bytes::Owned(value.into_bytes()),
-                None,
-                None,
-                None,
-            );
-            stored.ok()
-        });
-        let head = format!("{}:", calls.len()).into_bytes();
-        Outcome {
-            reply: Frame {
-                head,
-                body: Body::Given(key),
-            },
-            version,
-            repeat: Repeat::Free,
-            command: None,
-        }
-    }
-
-    fn notify(&self, _: &Change, _: Dialect) -> Notification {
-        unreachable!("no key is watched")
+        stored.ok()
+    });
+    let head = format!("{}:", calls.len()).into_bytes();
+    Outcome {
+        reply: Frame {
+            head,
+            body: Body::Given(key),
+        },
+        version,
+        repeat: Repeat::Free,
+        command: None,
     }
 }
 
@@ -106,10 +87,10 @@ fn hidden_keys_are_the_policys_own() {
     table.set_property("value", "v");
     table.set_property("value", "second");
     assert_eq!(
-        table.call(&Counting, &request(b"counter")).bytes,
+        table.call(&COUNTING, &request(b"counter")).bytes,
         b"1:counter\r\n"
     );
-    let answer = table.call(&Counting, &request(b"other"));
+    let answer = table.call(&COUNTING, &request(b"other"));
     assert_eq!(answer.bytes, b"2:other\r\n");
     assert_eq!(answer.version.map(|stamp| stamp.wall), Some(1000));
     assert_eq!((table.counter("calls"), table.counter("none")), (2, 0));
@@ -182,7 +163,7 @@ fn staged_writes_are_visible_until_the_transaction_drops() {
 fn pages_and_hidden_keys_are_those_of_the_host() {
     let mut table = Table::new(1000);
     table.set_property("value", "v");
-    table.call(&Counting, &request(b"a"));
+    table.call(&COUNTING, &request(b"a"));
     let mut request = request(b"");
     let (a, b) = (owned(b"a"), owned(b"b"));
     let mut host = table.begin(&request);
@@ -208,18 +189,11 @@ fn a_quota_counts_existing_entries() {
     table.limit_keys(1);
     let request = request(b"");
     let mut host = table.begin(&request);
-    let mut put = |key: &[u8]| {
-        let stored = host.put(&owned(key), &owned(b"v"), None, None, None);
-        stored.map(|_| ())
-    };
-    assert_eq!(put(b"a"), Ok(()));
-    assert_eq!(put(b"a"), Ok(()));
-    assert_eq!(put(b"b"), Err(Fault::Quota));
+    assert_eq!(put(&mut host, b"a"), Ok(()));
+    assert_eq!(put(&mut host, b"a"), Ok(()));
+    assert_eq!(put(&mut host, b"b"), Err(Fault::Quota));
     assert_eq!(host.delete(&owned(b"a")), Ok(true));
-    assert!(
-        host.put(&owned(b"b"), &owned(b"v"), None, None, None)
-            .is_ok()
-    );
+    assert_eq!(put(&mut host, b"b"), Ok(()));
 }
 
 #[test]
@@ -372,7 +346,7 @@ fn keys_and_cursors_are_refused_as_by_the_host() {
 
 #[test]
 fn a_failing_transcript_names_its_line() {
-    let run = |text: &str| cases::run(text, &mut Tabled::new(&Counting));
+    let run = |text: &str| cases::run(text, &mut Tabled::new(&COUNTING));
     assert_eq!(
         run("# nothing\n\n== a case\n>> k\n< free - 1:k\\r\\n\n"),
         Ok(1)

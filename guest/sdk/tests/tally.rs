@@ -1,72 +1,38 @@
 //! The example `tally` on keys that other policies have written: their values, expiries, fences and
 //! watchers must stay.
 
+mod common;
 #[path = "../examples/tally.rs"]
 mod tally;
 
+use common::{Function, NOTHING};
 use statehouse_policy::testing::Table;
-use statehouse_policy::{
-    Body, Bytes, Change, Dialect, Frame, Hlc, Host, Info, Notification, Outcome, Policy, Repeat,
-    Request, Span, resp,
-};
+use statehouse_policy::{Bytes, Dialect, Hlc, Host, Outcome, Repeat, Request, resp};
 use tally::Tally;
 
 const NOW_MS: u64 = 1_700_000_000_000;
 
-/// How long a key of [`Other`] lives.
+/// How long a key of [`other`] lives.
 const LIFE_MS: u64 = 1000;
 
 /// The payload of its requests is a key. The key gets no value, an expiry and a watcher, and if the
 /// request has a token, a fence.
-struct Other;
-
-const NOTHING: Frame = Frame {
-    head: Vec::new(),
-    body: Body::None,
-};
-
-impl Policy for Other {
-    fn describe() -> Info {
-        Info {
-            name: "other".to_owned(),
-            version: "1".to_owned(),
-            commands: Vec::new(),
-        }
-    }
-
-    fn configure(_: &[(String, String)]) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn route(&self, _: &[u8]) -> Option<Span> {
-        None
-    }
-
-    fn handle(&self, host: &mut impl Host, request: &Request) -> Outcome {
-        let key = Bytes::Owned(request.payload.clone());
-        let fence = request.fencing_token.as_ref().map(|node| Hlc {
-            wall: NOW_MS,
-            counter: 0,
-            node: node.clone(),
-        });
-        let (nothing, expires) = (Bytes::Owned(Vec::new()), Some(request.now + LIFE_MS));
-        host.put(&key, &nothing, None, fence.as_ref(), expires)
-            .expect("no quota");
-        host.watch(&key).expect("a client with a name");
-        Outcome {
-            reply: NOTHING,
-            version: None,
-            repeat: Repeat::Same,
-            command: None,
-        }
-    }
-
-    fn notify(&self, _: &Change, _: Dialect) -> Notification {
-        Notification {
-            topic_prefix: String::new(),
-            topic_suffix: String::new(),
-            payload: NOTHING,
-        }
+fn other(host: &mut dyn Host, request: &Request) -> Outcome {
+    let key = Bytes::Owned(request.payload.clone());
+    let fence = request.fencing_token.as_ref().map(|node| Hlc {
+        wall: NOW_MS,
+        counter: 0,
+        node: node.clone(),
+    });
+    let (nothing, expires) = (Bytes::Owned(Vec::new()), Some(request.now + LIFE_MS));
+    host.put(&key, &nothing, None, fence.as_ref(), expires)
+        .expect("no quota");
+    host.watch(&key).expect("a client with a name");
+    Outcome {
+        reply: NOTHING,
+        version: None,
+        repeat: Repeat::Same,
+        command: None,
     }
 }
 
@@ -84,7 +50,7 @@ fn request(payload: &[u8], token: Option<&str>, now: u64) -> Request {
 /// A table in which the other policy has written a key.
 fn table_with(key: &[u8], token: Option<&str>) -> Table {
     let mut table = Table::new(NOW_MS);
-    table.call(&Other, &request(key, token, NOW_MS));
+    table.call(&Function(other), &request(key, token, NOW_MS));
     table.take_deliveries();
     table
 }

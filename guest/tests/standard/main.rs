@@ -235,6 +235,11 @@ fn a_notification_is_a_head_and_the_stored_value() {
     );
 }
 
+const VERSION: Stamp = Stamp {
+    wall: 1,
+    counter: 0,
+};
+
 /// A host that refuses one call.
 struct Faulty {
     at: &'static str,
@@ -253,19 +258,13 @@ impl Faulty {
 
 impl Host for Faulty {
     fn head(&mut self, _: &Bytes, _: Access) -> Result<Option<Entry>, Fault> {
-        let version = Stamp {
-            wall: 1,
-            counter: 0,
+        let entry = Entry {
+            len: 1,
+            version: VERSION,
+            fence: None,
+            expires: None,
         };
-        self.answer(
-            "head",
-            Some(Entry {
-                len: 1,
-                version,
-                fence: None,
-                expires: None,
-            }),
-        )
+        self.answer("head", Some(entry))
     }
     fn load(&mut self, _: &Bytes, _: u32, _: u32) -> Result<Option<Vec<u8>>, Fault> {
         unreachable!("the standard policy looks into no value")
@@ -281,25 +280,14 @@ impl Host for Faulty {
         _: Option<&Hlc>,
         _: Option<u64>,
     ) -> Result<Stamp, Fault> {
-        self.answer(
-            "put",
-            Stamp {
-                wall: 1,
-                counter: 0,
-            },
-        )
+        self.answer("put", VERSION)
     }
     fn delete(&mut self, _: &Bytes) -> Result<bool, Fault> {
         self.answer("delete", true)
     }
     fn keys(&mut self, _: &Bytes, _: Option<&[u8]>, _: u32) -> Result<Page, Fault> {
-        self.answer(
-            "keys",
-            Page {
-                keys: Vec::new(),
-                next: None,
-            },
-        )
+        let (keys, next) = (Vec::new(), None);
+        self.answer("keys", Page { keys, next })
     }
     fn watch(&mut self, _: &Bytes) -> Result<(), Fault> {
         self.answer("watch", ())
@@ -308,11 +296,7 @@ impl Host for Faulty {
         self.answer("unwatch", true)
     }
     fn follow(&mut self, _: Scope, _: &Bytes) -> Result<Stamp, Fault> {
-        let version = Stamp {
-            wall: 1,
-            counter: 0,
-        };
-        self.answer("follow", version)
+        self.answer("follow", VERSION)
     }
     fn follow_since(&mut self, _: Scope, _: &Bytes, since: Stamp) -> Result<Reached, Fault> {
         let reached = Reached {

@@ -59,15 +59,24 @@ fn scan_all(table: &mut Table, pattern: &[u8]) -> (Vec<Vec<u8>>, usize) {
     unreachable!("the loop has no end but its return")
 }
 
-#[test]
-fn a_long_scan_lists_every_key_once() {
+/// So many keys: `key0000` and so on.
+fn numbered(count: usize) -> Vec<Vec<u8>> {
+    let keys = (0..count).map(|n| format!("key{n:04}").into_bytes());
+    keys.collect()
+}
+
+fn table_with(keys: &[Vec<u8>]) -> Table {
     let mut table = Table::new(cases::NOW_MS);
-    let keys: Vec<Vec<u8>> = (0..2500)
-        .map(|n| format!("key{n:04}").into_bytes())
-        .collect();
-    for key in &keys {
+    for key in keys {
         call(&mut table, &[b"SET", key, b"v"]);
     }
+    table
+}
+
+#[test]
+fn a_long_scan_lists_every_key_once() {
+    let keys = numbered(2500);
+    let mut table = table_with(&keys);
     let (listed, requests) = scan_all(&mut table, b"key*");
     assert_eq!(listed, keys);
     // At most 1024 keys are examined per request.
@@ -113,10 +122,8 @@ fn scan_of_an_escaped_key_looks_beyond_the_first_page() {
 
 #[test]
 fn a_scan_survives_changes_between_its_pages() {
-    let mut table = Table::new(cases::NOW_MS);
-    for n in 0..1500 {
-        call(&mut table, &[b"SET", format!("key{n:04}").as_bytes(), b"v"]);
-    }
+    let mut expected = numbered(1500);
+    let mut table = table_with(&expected);
     let (mut keys, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);
     let token = token.expect("more to come");
     // Deletes the last listed key and one after it, and sets one before it.
@@ -126,19 +133,13 @@ fn a_scan_survives_changes_between_its_pages() {
     let (more, token) = page(&call(&mut table, &[b"SCAN", b"*", &token]).bytes);
     assert_eq!(token, None);
     keys.extend(more);
-    let mut expected: Vec<Vec<u8>> = (0..1500)
-        .map(|n| format!("key{n:04}").into_bytes())
-        .collect();
     expected.remove(1400);
     assert_eq!(keys, expected);
 }
 
 #[test]
 fn a_token_is_good_for_its_own_pattern_only() {
-    let mut table = Table::new(cases::NOW_MS);
-    for n in 0..1100 {
-        call(&mut table, &[b"SET", format!("key{n:04}").as_bytes(), b"v"]);
-    }
+    let mut table = table_with(&numbered(1100));
     let (_, token) = page(&call(&mut table, &[b"SCAN", b"key*"]).bytes);
     let token = token.expect("more to come");
     let refused = error("syntax error");
@@ -162,13 +163,9 @@ fn a_token_is_good_for_its_own_pattern_only() {
 
 #[test]
 fn a_scan_of_long_keys_is_bounded_in_bytes() {
-    let mut table = Table::new(cases::NOW_MS);
-    let keys: Vec<Vec<u8>> = (0..40)
-        .map(|n| format!("{n:02}{}", "k".repeat(5000)).into_bytes())
-        .collect();
-    for key in &keys {
-        call(&mut table, &[b"SET", key, b"v"]);
-    }
+    let keys = (0..40).map(|n| format!("{n:02}{}", "k".repeat(5000)).into_bytes());
+    let keys: Vec<Vec<u8>> = keys.collect();
+    let mut table = table_with(&keys);
     let (_, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);
     assert!(token.is_some());
     let (listed, requests) = scan_all(&mut table, b"*");
@@ -178,15 +175,10 @@ fn a_scan_of_long_keys_is_bounded_in_bytes() {
 
 #[test]
 fn a_scan_skips_keys_that_the_client_may_not_read() {
-    let mut table = Table::new(cases::NOW_MS);
-    let keys: Vec<Vec<u8>> = (0..1500)
-        .map(|n| format!("key{n:04}").into_bytes())
-        .collect();
-    for key in &keys {
-        call(&mut table, &[b"SET", key, b"v"]);
-        if key.as_slice() < b"key1400" {
-            table.deny(Right::Read, key);
-        }
+    let keys = numbered(1500);
+    let mut table = table_with(&keys);
+    for key in &keys[..1400] {
+        table.deny(Right::Read, key);
     }
     // An empty page with a token is legal.
     let (listed, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);

@@ -53,7 +53,7 @@ impl Source for SystemSource {
 
 /// The wall clock of this machine, in milliseconds since 1970.
 pub fn wall_ms() -> u64 {
-    SystemSource::default().wall_ns() / 1_000_000
+    SystemSource::default().wall_ns() / NANOS_PER_MS
 }
 
 /// A clock that only its caller moves: for tests, simulation and replay.

@@ -89,13 +89,6 @@ pub struct Decision<'a> {
     acknowledge: bool,
 }
 
-/// A request that was run.
-struct Ran {
-    position: LogPosition,
-    span: Option<TraceParent>,
-    traced: Option<Box<Traced>>,
-}
-
 /// The active policy before and after a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swapped {
@@ -287,23 +280,22 @@ impl Core {
             if self.response_topic != reply_to.topic {
                 self.response_topic = Bytes::copy_from_slice(reply_to.topic);
             }
-            let ran = self.run(request, reply_to, now.ms, &mut decision.effects);
-            decision.position = ran.position;
-            decision.span = ran.span;
-            decision.traced = ran.traced;
+            (decision.position, decision.span, decision.traced) =
+                self.run(request, reply_to, now.ms, &mut decision.effects);
             decision.swapped = self.roll_back_if_tripped(&decision.effects, now);
         }
         decision
     }
 
-    /// Runs a request, and appends its record.
+    /// Runs a request, and appends its record. Returns the position of the record, the span that
+    /// the outputs name, and the stages.
     fn run(
         &mut self,
         request: &Request<'_>,
         reply_to: &ReplyTo<'_>,
         now_ms: u64,
         effects: &mut Effects,
-    ) -> Ran {
+    ) -> (LogPosition, Option<TraceParent>, Option<Box<Traced>>) {
         let sampling = self.settings.traces;
         let parent = (sampling.and(reply_to.traceparent)).and_then(TraceParent::parse);
         let clock = sampling.and_then(|it| it.traces(parent).then_some(it.clock));
@@ -325,11 +317,7 @@ impl Core {
                 appended,
             })
         });
-        Ran {
-            position,
-            span,
-            traced,
-        }
+        (position, span, traced)
     }
 
     /// Rolls a policy back that failed once too often, before the next input.

@@ -357,16 +357,11 @@ mod tests {
             (REQUEST_TOPIC, &[], Some(Dialect::Sdk), Dialect::Sdk),
             (PREVIEW_TOPIC, SDK, Some(Dialect::Sdk), Dialect::Preview),
         ] {
-            check(
-                topic,
-                QoS::AtLeastOnce,
-                &whole(user),
-                forced,
-                |parsed| match parsed {
-                    Parsed::Run(request, _) => assert_eq!(request.dialect, dialect),
-                    _ => panic!("not a request"),
-                },
-            );
+            let has_dialect = |parsed: Parsed<'_>| match parsed {
+                Parsed::Run(request, _) => assert_eq!(request.dialect, dialect),
+                _ => panic!("not a request"),
+            };
+            check(topic, QoS::AtLeastOnce, &whole(user), forced, has_dialect);
         }
     }
 
@@ -381,50 +376,34 @@ mod tests {
             ("__invId", "ignored"),
         ];
         for (topic, expected) in [(REQUEST_TOPIC, ("first", "r")), (PREVIEW_TOPIC, ("p", "q"))] {
-            check(
-                topic,
-                QoS::ExactlyOnce,
-                &whole(&user),
-                None,
-                |parsed| match parsed {
-                    Parsed::Run(request, _) => {
-                        assert_eq!(request.timestamp, Some(expected.0));
-                        assert_eq!(request.fencing_token, Some(expected.1));
-                    }
-                    _ => panic!("not a request"),
-                },
-            );
+            let has_values = |parsed: Parsed<'_>| match parsed {
+                Parsed::Run(request, _) => {
+                    assert_eq!(request.timestamp, Some(expected.0));
+                    assert_eq!(request.fencing_token, Some(expected.1));
+                }
+                _ => panic!("not a request"),
+            };
+            check(topic, QoS::ExactlyOnce, &whole(&user), None, has_values);
         }
     }
 
     #[test]
     fn missing_properties_are_named() {
-        for (properties, says) in [
-            (
-                properties(None, Some(b"1"), SDK),
-                "a request needs a Response Topic",
-            ),
-            (
-                properties(Some("a"), None, SDK),
-                "a request needs Correlation Data",
-            ),
-            (
-                properties(None, None, SDK),
-                "a request needs a Response Topic and Correlation Data",
-            ),
+        for (topic, data, missing) in [
+            (None, Some(&b"1"[..]), "a Response Topic"),
+            (Some("a"), None, "Correlation Data"),
+            (None, None, "a Response Topic and Correlation Data"),
         ] {
-            check(
-                REQUEST_TOPIC,
-                QoS::AtLeastOnce,
-                &properties,
-                None,
-                |parsed| match parsed {
-                    Parsed::Refuse(reason, text) => {
-                        assert_eq!((reason.0, text), (0x83, says));
-                    }
-                    _ => panic!("not refused"),
-                },
-            );
+            let properties = properties(topic, data, SDK);
+            let is_refused = |parsed: Parsed<'_>| match parsed {
+                Parsed::Refuse(reason, text) => {
+                    assert_eq!(reason.0, 0x83);
+                    assert_eq!(text, format!("a request needs {missing}"));
+                }
+                _ => panic!("not refused"),
+            };
+            let qos = QoS::AtLeastOnce;
+            check(REQUEST_TOPIC, qos, &properties, None, is_refused);
         }
     }
 
@@ -440,48 +419,32 @@ mod tests {
             &status,
         ] {
             let properties = properties(Some(topic), Some(b"1"), &[]);
-            check(
-                REQUEST_TOPIC,
-                QoS::AtMostOnce,
-                &properties,
-                None,
-                |parsed| match parsed {
-                    Parsed::Disconnect(reason, _) => assert_eq!(reason.0, 0x90, "{topic}"),
-                    _ => panic!("{topic} was accepted"),
-                },
-            );
+            let disconnects = |parsed: Parsed<'_>| match parsed {
+                Parsed::Disconnect(reason, _) => assert_eq!(reason.0, 0x90, "{topic}"),
+                _ => panic!("{topic} was accepted"),
+            };
+            let qos = QoS::AtMostOnce;
+            check(REQUEST_TOPIC, qos, &properties, None, disconnects);
         }
     }
 
     #[test]
     fn other_versions_and_qos_zero_need_no_policy() {
+        let unsupported = |version| Some(Early::UnsupportedVersion(version));
         for (version, qos, early) in [
-            (
-                "2.0",
-                QoS::AtLeastOnce,
-                Some(Early::UnsupportedVersion("2.0")),
-            ),
-            (
-                "10.0",
-                QoS::AtLeastOnce,
-                Some(Early::UnsupportedVersion("10.0")),
-            ),
-            ("", QoS::AtLeastOnce, Some(Early::UnsupportedVersion(""))),
+            ("2.0", QoS::AtLeastOnce, unsupported("2.0")),
+            ("10.0", QoS::AtLeastOnce, unsupported("10.0")),
+            ("", QoS::AtLeastOnce, unsupported("")),
             ("1.7", QoS::AtMostOnce, Some(Early::QosZero)),
             ("1.7", QoS::AtLeastOnce, None),
         ] {
             let properties = whole(&[("__protVer", version)]);
-            check(
-                REQUEST_TOPIC,
-                qos,
-                &properties,
-                None,
-                |parsed| match parsed {
-                    Parsed::Answer(_, found) => assert_eq!(Some(found), early, "{version}"),
-                    Parsed::Run(..) => assert_eq!(early, None, "{version}"),
-                    _ => panic!("{version} was refused"),
-                },
-            );
+            let is_early = |parsed: Parsed<'_>| match parsed {
+                Parsed::Answer(_, found) => assert_eq!(Some(found), early, "{version}"),
+                Parsed::Run(..) => assert_eq!(early, None, "{version}"),
+                _ => panic!("{version} was refused"),
+            };
+            check(REQUEST_TOPIC, qos, &properties, None, is_early);
         }
     }
 

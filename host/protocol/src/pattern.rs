@@ -186,12 +186,6 @@ mod tests {
             ("[[", "[["),
             ("press-[0-9]/*", "press-7/x"),
         ];
-        for (pattern, text) in yes {
-            assert!(
-                matches(pattern.as_bytes(), text.as_bytes()),
-                "{pattern} {text}"
-            );
-        }
         let no = [
             ("", "a"),
             ("a", ""),
@@ -208,11 +202,11 @@ mod tests {
             ("[]a]", "a"),
             ("press-[0-9]/*", "press-x/x"),
         ];
-        for (pattern, text) in no {
-            assert!(
-                !matches(pattern.as_bytes(), text.as_bytes()),
-                "{pattern} {text}"
-            );
+        for (cases, expected) in [(&yes[..], true), (&no[..], false)] {
+            for (pattern, text) in cases {
+                let found = matches(pattern.as_bytes(), text.as_bytes());
+                assert_eq!(found, expected, "{pattern} {text}");
+            }
         }
     }
 

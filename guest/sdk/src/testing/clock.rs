@@ -3,15 +3,17 @@
 use crate::Stamp;
 use crate::limits::COUNTER_END;
 
+pub(super) const ZERO: Stamp = Stamp {
+    wall: 0,
+    counter: 0,
+};
+
 /// The receive update of a hybrid logical clock (Kulkarni et al. 2014, figure 5): a version greater
 /// than `clock` and `observed`, at `now` or later. Without `observed` it is the update for a local
 /// event.
 #[must_use]
 pub fn receive(clock: Stamp, observed: Option<Stamp>, now_ms: u64) -> Stamp {
-    let observed = observed.unwrap_or(Stamp {
-        wall: 0,
-        counter: 0,
-    });
+    let observed = observed.unwrap_or(ZERO);
     let wall = clock.wall.max(observed.wall).max(now_ms);
     let counter = [clock, observed]
         .into_iter()

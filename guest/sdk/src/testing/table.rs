@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::testing::cases::Subject;
-use crate::testing::{Transaction, receive};
+use crate::testing::clock::{ZERO, receive};
+use crate::testing::transaction::Transaction;
 use crate::{
     Body, Bytes, Change, Dialect, Event, Frame, Hlc, Level, Outcome, Policy, Request, Stamp, resp,
 };
@@ -96,19 +97,10 @@ impl Table {
     pub fn new(now_ms: u64) -> Self {
         Self {
             entries: BTreeMap::new(),
-            clock: Stamp {
-                wall: 0,
-                counter: 0,
-            },
+            clock: ZERO,
             now_ms,
             watches: BTreeMap::new(),
-            changes: (
-                Stamp {
-                    wall: 0,
-                    counter: 0,
-                },
-                Vec::new(),
-            ),
+            changes: (ZERO, Vec::new()),
             keys_max: None,
             watches_max: None,
             denied: BTreeSet::new(),
@@ -224,13 +216,8 @@ impl Table {
                     version: self.clock,
                     len: 0,
                 };
-                self.notify(
-                    policy,
-                    vec![Pending {
-                        change,
-                        value: Vec::new(),
-                    }],
-                );
+                let value = Vec::new();
+                self.notify(policy, vec![Pending { change, value }]);
             }
         }
     }

@@ -399,25 +399,19 @@ impl Host for Transaction<'_> {
     }
 
     fn watch(&mut self, key: &Bytes) -> Result<(), Fault> {
-        let key = self.key(key);
-        self.allow(&key, Right::Read)?;
-        self.begin_watch((false, key))
+        self.follow(Scope::Key, key).map(drop)
     }
 
     fn unwatch(&mut self, key: &Bytes) -> Result<bool, Fault> {
-        let key = self.key(key);
-        Ok(self.end_watch((false, key)))
+        self.unfollow(Scope::Key, key)
     }
 
     fn follow(&mut self, scope: Scope, key: &Bytes) -> Result<Stamp, Fault> {
         let key = self.key(key);
-        match scope {
-            Scope::Key => {
-                self.allow(&key, Right::Read)?;
-                self.begin_watch((false, key))?;
-            }
-            Scope::Prefix => self.begin_watch((true, key))?,
+        if scope == Scope::Key {
+            self.allow(&key, Right::Read)?;
         }
+        self.begin_watch((scope == Scope::Prefix, key))?;
         Ok(self.clock)
     }
 

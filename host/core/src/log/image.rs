@@ -304,11 +304,7 @@ impl Image {
             // The table still holds the entries that the request read, because its own writes are
             // applied below.
             for read in remembered.captured.iter_mut().flat_map(|it| &mut it.reads) {
-                let table = if read.hidden {
-                    &self.state.hidden
-                } else {
-                    &self.state.table
-                };
+                let table = self.state.part(read.hidden);
                 let key = read.key.resolve(payload);
                 read.entry = key.and_then(|key| table.get(key)).cloned();
             }

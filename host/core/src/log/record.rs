@@ -10,7 +10,10 @@ use serde::de::DeserializeOwned;
 use super::codec::{Malformed, Reader, bytes, number};
 use crate::clock::Stamp;
 use crate::policy::{Assignment, Host, Policy};
-use crate::store::{Mode, NewDeadline, Peer, Remembered, Scope, WatchChange, WatchChanges, Write};
+use crate::request::Request;
+use crate::store::{
+    self, Mode, NewDeadline, Peer, Remembered, Scope, WatchChange, WatchChanges, Write,
+};
 use statehouse_protocol::{ConnectionId, SessionId};
 
 mod remembered;
@@ -18,8 +21,8 @@ mod written;
 
 use remembered::{dialect, read_dialect};
 pub(super) use remembered::{read_remembered, remembered};
-use written::read_writes;
 pub(super) use written::{OTHER_OWNER, read_write, write};
+use written::{read_writes, writes};
 
 const HANDLED: u8 = 1;
 const SWEPT: u8 = 2;
@@ -164,49 +167,32 @@ mod flag {
     pub(super) const ALL: u8 = 7;
 }
 
-/// The parts of a handled request to write.
-pub(super) struct Source<'a> {
-    pub(super) client: &'a str,
-    pub(super) payload: &'a [u8],
-    pub(super) timestamp: Option<&'a str>,
-    pub(super) fencing_token: Option<&'a str>,
-    pub(super) policy: u32,
-    pub(super) repeatable: bool,
-    pub(super) clock: Stamp,
-    pub(super) remembered: &'a Remembered,
-    pub(super) writes: &'a [Write],
-}
-
-pub(super) fn handled(out: &mut Vec<u8>, it: &Source<'_>) {
+/// Encodes a request that the policy with this number handled.
+pub(super) fn handled(out: &mut Vec<u8>, policy: u32, request: &Request<'_>, it: &store::Handled) {
     out.push(HANDLED);
     let bit = |on: bool, bit: u8| if on { bit } else { 0 };
     out.push(
         bit(it.repeatable, flag::REPEATABLE)
-            | bit(it.timestamp.is_some(), flag::TIMESTAMP)
-            | bit(it.fencing_token.is_some(), flag::FENCING_TOKEN),
+            | bit(request.timestamp.is_some(), flag::TIMESTAMP)
+            | bit(request.fencing_token.is_some(), flag::FENCING_TOKEN),
     );
-    bytes(out, it.client.as_bytes());
-    bytes(out, it.payload);
-    for text in [it.timestamp, it.fencing_token].into_iter().flatten() {
+    bytes(out, request.peer.client.as_bytes());
+    bytes(out, request.payload);
+    let texts = [request.timestamp, request.fencing_token];
+    for text in texts.into_iter().flatten() {
         bytes(out, text.as_bytes());
     }
-    number(out, it.policy.into());
+    number(out, policy.into());
     stamp(out, it.clock);
-    remembered(out, it.remembered, false);
-    number(out, it.writes.len() as u64);
-    for written in it.writes {
-        write(out, written);
-    }
+    remembered(out, &it.remembered, false);
+    writes(out, &it.writes);
 }
 
-pub(super) fn swept(out: &mut Vec<u8>, now_ms: u64, clock: Stamp, writes: &[Write]) {
+pub(super) fn swept(out: &mut Vec<u8>, now_ms: u64, clock: Stamp, all: &[Write]) {
     out.push(SWEPT);
     number(out, now_ms);
     stamp(out, clock);
-    number(out, writes.len() as u64);
-    for it in writes {
-        write(out, it);
-    }
+    writes(out, all);
 }
 
 pub(super) fn policy(out: &mut Vec<u8>, policy: &PolicyRecord) {

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::record::{self, PolicyRecord, Source};
+use super::record::{self, PolicyRecord};
 use super::unreleased::Unreleased;
 use super::{Journal, LogPosition, skipped_to_ms};
 use crate::clock::Stamp;
@@ -81,26 +81,20 @@ impl Recorder {
 
     /// Records the start of a run.
     pub fn started(&mut self, run: u32, now_ms: u64, mode: Mode) {
-        let mut record = Vec::new();
-        record::started(&mut record, run, now_ms, mode);
-        self.append(&record);
+        self.append(|out| record::started(out, run, now_ms, mode));
     }
 
     /// Records that clients may be sent this Receive Maximum. Every start assumes the default, so
     /// only a higher value is recorded.
     pub fn record_receive_max(&mut self, receive_max: u16) {
         if receive_max > limits::RECEIVE_MAX_REMEMBERED_MIN {
-            let mut record = Vec::new();
-            record::receive_max(&mut record, receive_max);
-            self.append(&record);
+            self.append(|out| record::receive_max(out, receive_max));
         }
     }
 
     /// Records that the clock was stepped ahead.
     pub fn postponed(&mut self, now_ms: u64, by_ms: u64) {
-        let mut record = Vec::new();
-        record::postponed(&mut record, now_ms, by_ms);
-        self.append(&record);
+        self.append(|out| record::postponed(out, now_ms, by_ms));
     }
 
     /// Records new deadlines of keys, which `state` has already.
@@ -109,9 +103,7 @@ impl Recorder {
             return;
         }
         if self.journal.knows_deadlines() {
-            let mut record = Vec::new();
-            record::deadlines(&mut record, now_ms, deadlines);
-            self.append(&record);
+            self.append(|out| record::deadlines(out, now_ms, deadlines));
         } else {
             self.postponed_entries(now_ms, deadlines, state);
         }
@@ -130,17 +122,13 @@ impl Recorder {
             })
         });
         for write in entries {
-            let mut record = Vec::new();
-            record::swept(&mut record, now_ms, clock, &[write]);
-            self.append(&record);
+            self.append(|out| record::swept(out, now_ms, clock, &[write]));
         }
     }
 
     /// Records the end of a run.
     pub fn stopped(&mut self, now_ms: u64) {
-        let mut record = Vec::new();
-        record::stopped(&mut record, now_ms);
-        self.append(&record);
+        self.append(|out| record::stopped(out, now_ms));
     }
 
     /// Records an assignment, which applies from the next request on. Each policy in it must be
@@ -234,26 +222,16 @@ impl Recorder {
     fn encode(&mut self, request: &Request<'_>, handled: &Handled) {
         let digest = handled.remembered.context.policy;
         let number = self.policies.iter().rposition(|it| it.digest == digest);
-        record::handled(
-            &mut self.handled,
-            &Source {
-                client: &request.peer.client,
-                payload: request.payload,
-                timestamp: request.timestamp,
-                fencing_token: request.fencing_token,
-                // Every policy is recorded before its first answer.
-                policy: number.and_then(|it| u32::try_from(it).ok()).unwrap_or(0),
-                repeatable: handled.repeatable,
-                clock: handled.clock,
-                remembered: &handled.remembered,
-                writes: &handled.writes,
-            },
-        );
+        // Every policy is recorded before its first answer.
+        let policy = number.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
+        record::handled(&mut self.handled, policy, request, handled);
     }
 
-    fn append(&mut self, record: &[u8]) {
+    fn append(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         if self.journal.keeps() {
-            self.last = self.journal.append(&[record], false);
+            let mut record = Vec::new();
+            encode(&mut record);
+            self.last = self.journal.append(&[&record[..]], false);
         }
     }
 }

@@ -9,4 +9,5 @@ wasmtime::component::bindgen!({
     // A violation of the contract (a span outside the payload, a write during `notify`) ends the
     // call.
     imports: { default: trappable },
+    additional_derives: [PartialEq],
 });

@@ -58,9 +58,9 @@ impl Tally {
     }
 }
 
-fn locked(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A poisoned lock only means that a thread panicked between two complete updates.
-    tally.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Counters {
@@ -108,7 +108,7 @@ impl Counters {
     /// these lines, so they are limited, even across instances. Time zero means unknown and counts
     /// for the last second.
     pub fn may_log(&self, now_ms: u64) -> bool {
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = locked(&self.logged);
         let second = now_ms / 1000;
         if second > logged.0 {
             *logged = (second, 0);
@@ -124,7 +124,7 @@ impl Counters {
 
     /// Whether a recurring warning about this policy may be logged: once a minute.
     pub fn may_warn(&self, now_ms: u64) -> bool {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warned = locked(&self.warned);
         let minute = now_ms / 60_000;
         let may = minute > *warned;
         *warned = minute.max(*warned);

@@ -202,10 +202,14 @@ mod tests {
     use super::CallOutcome::{Answered, Exhausted, Failed, Stopped};
     use super::*;
 
-    const THREE: GuardSettings = GuardSettings {
-        failures_max: 3,
-        fuel_mean_max: 0,
-    };
+    const THREE: GuardSettings = limited_to(3);
+
+    const fn limited_to(failures_max: u32) -> GuardSettings {
+        GuardSettings {
+            failures_max,
+            fuel_mean_max: 0,
+        }
+    }
 
     fn of(client: u64, outcome: CallOutcome) -> EndedCall {
         EndedCall {
@@ -240,10 +244,7 @@ mod tests {
     /// Regression: ten failing payloads of one client disabled the policy for all clients.
     #[test]
     fn failing_client_alone_cannot_disable_a_policy() {
-        let settings = GuardSettings {
-            failures_max: 10,
-            fuel_mean_max: 0,
-        };
+        let settings = limited_to(10);
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
         let mut note = |client, outcome| guard.note(settings, policy, of(client, outcome));
         assert_eq!(note(1, Answered), None);
@@ -261,10 +262,7 @@ mod tests {
 
     #[test]
     fn costly_failures_count_in_full() {
-        let settings = GuardSettings {
-            failures_max: 10,
-            fuel_mean_max: 0,
-        };
+        let settings = limited_to(10);
         for outcome in [Exhausted, Stopped] {
             let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
             let mut note = |client, outcome| guard.note(settings, policy, of(client, outcome));
@@ -292,13 +290,9 @@ mod tests {
         for _ in 0..limits::GUARD_WINDOW_REQUESTS {
             assert_eq!(note(2, Answered), None);
         }
+        // Two of three failures count.
         for outcome in [Failed, Failed, Failed, Exhausted] {
-            let why = note(1, outcome);
-            assert_eq!(
-                why.is_some(),
-                outcome == Exhausted,
-                "two of three failures count"
-            );
+            assert_eq!(note(1, outcome).is_some(), outcome == Exhausted);
         }
     }
 
@@ -343,12 +337,8 @@ mod tests {
         }
         let why = note(THREE, Stopped).unwrap();
         assert_eq!(why, "the watchdog stopped it at 10 of its last 12 requests");
-        let all_tolerated = GuardSettings {
-            failures_max: 0,
-            fuel_mean_max: 0,
-        };
         for _ in 0..limits::GUARD_WINDOW_REQUESTS {
-            assert_eq!(note(all_tolerated, Stopped), None);
+            assert_eq!(note(limited_to(0), Stopped), None);
         }
     }
 
@@ -360,17 +350,11 @@ mod tests {
         };
         let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
         let mut note = |fuel| {
-            let outcome = Failed;
-            let client = 1;
-            guard.note(
-                settings,
-                policy,
-                EndedCall {
-                    client,
-                    fuel,
-                    outcome,
-                },
-            )
+            let ended = EndedCall {
+                fuel,
+                ..of(1, Failed)
+            };
+            guard.note(settings, policy, ended)
         };
         // One costly request at the beginning proves nothing.
         assert_eq!(note(1_001), None);

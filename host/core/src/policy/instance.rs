@@ -223,10 +223,7 @@ impl<H: Host> Call<'_, H> {
         if host.is_rerun() {
             return Ok(());
         }
-        let version = outcome.version.as_ref().map(|it| clock::Stamp {
-            wall: it.wall,
-            counter: it.counter,
-        });
+        let version = outcome.version.map(clock::Stamp::from);
         if let Some(version) = version
             && !host.may_have_assigned(version)
         {

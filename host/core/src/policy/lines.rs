@@ -4,13 +4,13 @@
 //! and a reader that comes too late learns how many lines it missed.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex};
 
 use super::bindings::statehouse::policy::log::Level;
+use super::counters::locked;
 use super::digest::Digest;
 use super::selector::Candidate;
-use crate::limits;
+use crate::{clock, limits};
 
 /// A line that a policy wrote. The text is cut, but not escaped.
 #[derive(Clone, Debug)]
@@ -75,22 +75,16 @@ struct Ring {
 }
 
 impl Lines {
-    fn lock(&self) -> MutexGuard<'_, Ring> {
-        // A poisoned lock only means that a thread panicked between two complete updates.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a line, and cuts its text.
     pub(super) fn push(&self, digest: Digest, policy: &Arc<str>, level: Level, text: &str) {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         let line = Line {
-            at_ms: since_1970.map_or(0, |it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX)),
+            at_ms: clock::wall_ms(),
             digest,
             policy: policy.clone(),
             level,
             text: text[..text.floor_char_boundary(limits::GUEST_LOG_BYTES_MAX)].to_owned(),
         };
-        let mut ring = self.lock();
+        let mut ring = locked(&self.0);
         let oldest = match ring.lines.len() < limits::GUEST_LOG_LINES_KEPT_MAX {
             true => None,
             false => ring.lines.pop_front(),
@@ -103,13 +97,13 @@ impl Lines {
 
     /// The number of lines written so far: the position after the last line.
     pub fn end(&self) -> u64 {
-        self.lock().written
+        locked(&self.0).written
     }
 
     /// The lines from position `from` on. A position of an earlier run, which lies behind the end,
     /// stands for the oldest line.
     pub fn since(&self, from: u64) -> Batch {
-        let ring = self.lock();
+        let ring = locked(&self.0);
         let oldest = ring.written - ring.lines.len() as u64;
         let from = if from > ring.written { oldest } else { from };
         let skipped = usize::try_from(from.saturating_sub(oldest)).unwrap_or(usize::MAX);
@@ -189,20 +183,12 @@ mod tests {
     #[test]
     fn long_line_is_cut_between_characters() {
         let (lines, policy) = (Lines::default(), Arc::from("a"));
-        lines.push(Digest::of(b"a"), &policy, Level::Warn, &"ä".repeat(1 << 20));
-        lines.push(
-            Digest::of(b"a"),
-            &policy,
-            Level::Warn,
-            &format!("a{}", "ä".repeat(1 << 20)),
-        );
-        let lengths: Vec<usize> = lines
-            .since(0)
-            .lines
-            .iter()
-            .map(|it| it.text.len())
-            .collect();
-        assert_eq!(lengths, [1024, 1023]);
+        let long = "ä".repeat(1 << 20);
+        for (text, bytes) in [(&long, 1024), (&format!("a{long}"), 1023)] {
+            lines.push(Digest::of(b"a"), &policy, Level::Warn, text);
+            let batch = lines.since(0);
+            assert_eq!(batch.lines.last().unwrap().text.len(), bytes);
+        }
     }
 
     #[test]

@@ -202,11 +202,7 @@ impl<H: Host> Registry<H> {
         // theirs.
         let before = self.assignment.before();
         for at in 0..self.slots.len() {
-            let answers = at == self.active
-                || at == self.built_in
-                || self.canary.as_ref().is_some_and(|(slot, _)| *slot == at)
-                || self.routed.contains(&at)
-                || before == Some(self.slots[at].digest());
+            let answers = self.part(at).is_some() || before == Some(self.slots[at].digest());
             if !answers && self.slots[at].is_warm() {
                 let cold = Instance::new(self.slots[at].policy().clone());
                 left.push(std::mem::replace(&mut self.slots[at], cold));

@@ -1,7 +1,6 @@
 //! Selectors: how operators refer to a policy, by the prefix of its digest, by name, or by name and
 //! version.
 
-use std::fmt::Write as _;
 use std::str::FromStr;
 
 use super::digest::Digest;
@@ -15,6 +14,7 @@ pub const BUILT_IN: &str = "builtin";
 pub struct Selector(String);
 
 /// A policy that can be selected.
+#[derive(Clone, Copy)]
 pub struct Candidate<'a> {
     /// Its digest.
     pub digest: Digest,
@@ -109,19 +109,8 @@ fn begins(digest: &Digest, digits: &str) -> bool {
 }
 
 fn names<'a>(candidates: impl Iterator<Item = Candidate<'a>>) -> String {
-    let mut out = String::new();
-    for (count, it) in candidates.enumerate() {
-        let comma = if count == 0 { "" } else { ", " };
-        // Writing to a string cannot fail.
-        let _ = write!(
-            out,
-            "{comma}{}@{} ({})",
-            it.name,
-            it.version,
-            it.digest.short()
-        );
-    }
-    out
+    let names = candidates.map(|it| format!("{}@{} ({})", it.name, it.version, it.digest.short()));
+    names.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -184,7 +173,7 @@ mod tests {
             version: "1",
             built_in: false,
         };
-        let found = Selector::from(meant).resolve(std::iter::once(&impostor).map(copy));
+        let found = Selector::from(meant).resolve(std::iter::once(impostor));
         assert!(
             matches!(found, Err(SelectorError::Unknown(..))),
             "{found:?}"
@@ -192,14 +181,10 @@ mod tests {
         let it = Candidate {
             digest: meant,
             name: "rule",
-            ..copy(&impostor)
+            ..impostor
         };
         let both = [impostor, it];
-        let found = Selector::from(meant).resolve(both.iter().map(copy));
+        let found = Selector::from(meant).resolve(both.into_iter());
         assert_eq!(found, Ok(meant));
-    }
-
-    fn copy<'a>(it: &Candidate<'a>) -> Candidate<'a> {
-        Candidate { ..*it }
     }
 }

@@ -1,11 +1,12 @@
 //! Statistics of a policy since it was loaded: requests, fuel, failures.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
 use super::budget::Failure;
+use super::counters::locked;
 
 /// Statistics of one policy. Written under the store's lock, read without it.
 #[derive(Debug, Default)]
@@ -85,7 +86,7 @@ impl Work {
         for sum in sums {
             sum.store(0, Relaxed);
         }
-        *self.last() = None;
+        *locked(&self.last_failure) = None;
     }
 
     /// Counts a request.
@@ -109,17 +110,10 @@ impl Work {
             Failure::Malformed(_) => 3,
         };
         self.failures[kind].fetch_add(1, Relaxed);
-        *self.last() = Some(LastFailure {
+        *locked(&self.last_failure) = Some(LastFailure {
             at_ms: now_ms,
             why: failure.to_string(),
         });
-    }
-
-    fn last(&self) -> std::sync::MutexGuard<'_, Option<LastFailure>> {
-        // A poisoned lock only means that a thread panicked between two complete updates.
-        self.last_failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a redelivered request with a different answer.
@@ -144,7 +138,7 @@ impl Work {
                 trap: trap.load(Relaxed),
                 malformed: malformed.load(Relaxed),
             },
-            last_failure: self.last().clone(),
+            last_failure: locked(&self.last_failure).clone(),
             fuel_mean: self.fuel.load(Relaxed).checked_div(requests).unwrap_or(0),
             fuel_max: self.fuel_max.load(Relaxed),
             duplicates_different: self.duplicates_different.load(Relaxed),

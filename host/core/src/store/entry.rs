@@ -82,26 +82,17 @@ impl Entry {
         if self.key() == key {
             return self.clone();
         }
-        let fence = self.fence();
-        Self::new(
-            key,
-            self.value(),
-            self.version(),
-            fence.as_ref(),
-            self.expires_ms(),
-        )
+        self.with(key, self.expires_ms())
     }
 
     /// The same entry with this deadline.
     pub fn with_deadline(&self, expires_ms: u64) -> Self {
-        let fence = self.fence();
-        Self::new(
-            self.key(),
-            self.value(),
-            self.version(),
-            fence.as_ref(),
-            Some(expires_ms),
-        )
+        self.with(self.key(), Some(expires_ms))
+    }
+
+    fn with(&self, key: &[u8], expires_ms: Option<u64>) -> Self {
+        let (value, version, fence) = (self.value(), self.version(), self.fence());
+        Self::new(key, value, version, fence.as_ref(), expires_ms)
     }
 
     /// The key.

@@ -259,11 +259,7 @@ pub(super) fn reads_before(
     keys: &[(bool, Key)],
 ) -> Option<Vec<Read>> {
     let known = keys.iter().map(|(hidden, key)| {
-        let table = match hidden {
-            true => &state.hidden,
-            false => &state.table,
-        };
-        let entry = table.get(key);
+        let entry = state.part(*hidden).get(key);
         let unchanged = match entry {
             Some(entry) => entry.version() <= sampled.context.clock,
             None => removals.not_removed_since(sampled.removals, *hidden, key),

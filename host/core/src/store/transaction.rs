@@ -13,7 +13,6 @@ use super::quota::{Exceeded, Quota};
 use super::read_set::{CapturedReads, ReadSet, Recording, within};
 use super::rights::Rights;
 use super::state::State;
-use super::table::Table;
 use super::watch::Scope;
 use super::write::{Change, Write};
 use crate::clock::{Hlc, Stamp};
@@ -80,11 +79,17 @@ struct Origin {
 }
 
 impl Origin {
+    /// The first user property with this name.
+    fn property(&self, name: &str) -> Option<&str> {
+        let mut user = self.properties.user();
+        let first = user.find(|(found, _)| *found == name);
+        first.map(|(_, value)| value)
+    }
+
     /// The seed of the request's pseudo-random bytes. It must be the same for a redelivery.
     fn seed(&self) -> [u8; 32] {
-        let first = |name| self.properties.user().find(|(found, _)| *found == name);
-        let timestamp = first(self.dialect.version_property()).map(|(_, value)| value);
-        let token = first(self.dialect.fencing_property()).map(|(_, value)| value);
+        let timestamp = self.property(self.dialect.version_property());
+        let token = self.property(self.dialect.fencing_property());
         let client = &self.peer.client;
         let identity = request::identity(client, &self.payload, &self.properties, timestamp, token);
         *blake3::hash(&identity).as_bytes()
@@ -120,6 +125,21 @@ impl Transaction {
             grants: None,
         };
         Self::begin(state, quota, 10, &request)
+    }
+
+    /// Puts a value without a fence or an expiry, as a policy does.
+    #[cfg(test)]
+    fn put_plain(&mut self, key: &[u8], value: &[u8]) -> Result<Stamp, Denial> {
+        policy::Host::put(
+            self,
+            Put {
+                key,
+                value,
+                observed: None,
+                fence: None,
+                expires_ms: None,
+            },
+        )
     }
 
     /// Begins a re-execution. Imports are answered from the recording.
@@ -314,10 +334,6 @@ impl Transaction {
         self.hidden.iter().any(|hidden| hidden == key)
     }
 
-    fn table(&self, hidden: bool) -> &Table {
-        self.state.part(hidden)
-    }
-
     /// The entry as this request sees it: its own writes first, expired entries absent.
     fn view(&self, key: &[u8], hidden: bool) -> Option<&Entry> {
         match self.staged_of(key, hidden) {
@@ -341,7 +357,7 @@ impl Transaction {
         let read = origin.and_then(|it| self.read_set.known(key, hidden, &it.payload));
         match read {
             Some(read) => read.entry.as_ref(),
-            None => self.table(hidden).get(key),
+            None => self.state.part(hidden).get(key),
         }
     }
 
@@ -492,14 +508,7 @@ mod tests {
             ..Quota::default()
         };
         let mut transaction = Transaction::sweep(state, quota, 10);
-        let put = Put {
-            key: b"k",
-            value: &[0; 500],
-            observed: None,
-            fence: None,
-            expires_ms: None,
-        };
-        let refused = transaction.put(put);
+        let refused = transaction.put_plain(b"k", &[0; 500]);
         assert!(matches!(refused, Err(Denial::Fault(Fault::Quota))));
         assert!(transaction.staged().is_empty());
         let (state, ..) = transaction.commit();

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use statehouse_mqtt::Properties;
 use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::*;
@@ -126,8 +127,8 @@ fn arb_remembered(entries: bool) -> impl Strategy<Value = Remembered> {
                 Remembered {
                     number,
                     delivery: Delivery {
-                        session: statehouse_protocol::SessionId(session),
-                        connection: statehouse_protocol::ConnectionId(connection),
+                        session: SessionId(session),
+                        connection: ConnectionId(connection),
                         packet_id,
                         dup: false,
                     },
@@ -182,18 +183,20 @@ proptest! {
         remembered in arb_remembered(false),
         writes in prop::collection::vec(arb_write(), 0..4),
     ) {
-        let mut out = Vec::new();
-        handled(&mut out, &Source {
-            client: &client,
+        let (peer, properties) = (Peer::numbered(&client, 1), Properties::default());
+        let request = Request {
+            dialect: Dialect::Sdk,
             payload: &payload,
             timestamp: timestamp.as_deref(),
             fencing_token: fencing_token.as_deref(),
-            policy,
-            repeatable,
-            clock,
-            remembered: &remembered,
-            writes: &writes,
-        });
+            peer: &peer,
+            properties: &properties,
+            delivery: Delivery::default(),
+            grants: None,
+        };
+        let it = store::Handled { remembered, repeatable, clock, writes };
+        let mut out = Vec::new();
+        handled(&mut out, policy, &request, &it);
         let expected = Record::Handled(Box::new(Handled {
             client: &client,
             payload: &payload,
@@ -202,8 +205,8 @@ proptest! {
             policy,
             repeatable,
             clock,
-            remembered,
-            writes,
+            remembered: it.remembered,
+            writes: it.writes,
         }));
         prop_assert_eq!(read(&out).unwrap(), expected);
         // Every proper prefix is an error.
@@ -247,7 +250,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_read_without_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..11) {
+    fn arbitrary_bytes_are_read_without_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0..=DEADLINES) {
         if let Some(first) = bytes.first_mut() {
             *first = kind;
         }

@@ -44,6 +44,13 @@ pub(in crate::log) fn write(out: &mut Vec<u8>, it: &Write) {
     }
 }
 
+pub(super) fn writes(out: &mut Vec<u8>, all: &[Write]) {
+    number(out, all.len() as u64);
+    for it in all {
+        write(out, it);
+    }
+}
+
 pub(super) fn read_writes(
     reader: &mut Reader<'_>,
     payload: &[u8],

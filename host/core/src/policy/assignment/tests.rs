@@ -13,6 +13,17 @@ fn with(loaded: &[&str]) -> Assignment {
     assignment
 }
 
+/// So many policies are loaded, and each was active in turn.
+fn with_promoted(count: usize) -> Assignment {
+    let names: Vec<String> = (0..count).map(|n| n.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut it = with(&names);
+    for name in names {
+        it = it.promote(digest(name)).unwrap();
+    }
+    it
+}
+
 #[test]
 fn promotions_are_rolled_back_one_by_one() {
     let [a, b, c] = ["a", "b", "c"].map(digest);
@@ -38,13 +49,10 @@ fn promotions_are_rolled_back_one_by_one() {
         it.promote(digest("d")),
         Err(AssignmentError::NotLoaded(digest("d")))
     );
-    let names: Vec<String> = (0..9).map(|n| n.to_string()).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mut it = with(&names);
-    for name in names {
-        it = it.promote(digest(name)).unwrap();
-    }
-    assert_eq!(it.previous.len(), limits::PREVIOUS_POLICIES_MAX);
+    assert_eq!(
+        with_promoted(9).previous.len(),
+        limits::PREVIOUS_POLICIES_MAX
+    );
 }
 
 /// In an earlier version the guard could not stop such a policy.
@@ -62,16 +70,10 @@ fn rollback_without_a_previous_policy_is_to_the_built_in_one() {
     assert_eq!(it.before(), None);
     assert_eq!(it.rollback(), Err(AssignmentError::NothingBefore));
     // So many promotions push it out of the previous ones.
-    let names: Vec<String> = (0..=limits::PREVIOUS_POLICIES_MAX)
-        .map(|n| n.to_string())
-        .collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mut it = with(&names);
-    for name in &names {
-        it = it.promote(digest(name)).unwrap();
-    }
+    let count = limits::PREVIOUS_POLICIES_MAX + 1;
+    let mut it = with_promoted(count);
     assert!(!it.previous.contains(&built_in));
-    for _ in &names {
+    for _ in 0..count {
         it = it.rollback().unwrap();
     }
     assert_eq!((it.active, it.before()), (built_in, None));

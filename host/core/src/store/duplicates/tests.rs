@@ -1,9 +1,9 @@
 //! Retention, and which request is a duplicate of which.
 
 use std::cell::Cell;
+use std::ops::RangeInclusive;
 
 use bytes::Bytes;
-use statehouse_protocol::SessionId;
 
 use super::*;
 use crate::clock::Stamp;
@@ -19,8 +19,8 @@ const RETENTION: Retention = Retention {
 
 fn delivery(session: u64, connection: u64, packet_id: u16, dup: bool) -> Delivery {
     Delivery {
-        session: statehouse_protocol::SessionId(session),
-        connection: statehouse_protocol::ConnectionId(connection),
+        session: SessionId(session),
+        connection: ConnectionId(connection),
         packet_id,
         dup,
     }
@@ -66,6 +66,14 @@ fn remember(
     all.insert(&remembered, recorded);
     all.evict(from.session, now_ms);
     number
+}
+
+/// Answers requests of a session, each with its packet id as its identity.
+fn answer_each(all: &mut Duplicates, session: u64, packet_ids: RangeInclusive<u8>, now_ms: u64) {
+    for packet_id in packet_ids {
+        let from = delivery(session, session, packet_id.into(), false);
+        answer(all, from, packet_id, now_ms);
+    }
 }
 
 fn found(all: &Duplicates, by: Delivery, identity: u8) -> Option<u64> {
@@ -205,10 +213,7 @@ fn only_possible_redeliveries_are_looked_up() {
 fn higher_receive_max_keeps_more_requests() {
     let mut all = Duplicates::new(RETENTION);
     all.raise_per_session(20);
-    for packet_id in 1..=50 {
-        let identity = packet_id as u8;
-        answer(&mut all, delivery(1, 1, packet_id, false), identity, 0);
-    }
+    answer_each(&mut all, 1, 1..=50, 0);
     // The Receive Maximum decreases, but this session may still redeliver the requests that it sent
     // before.
     all.raise_per_session(1);
@@ -227,14 +232,7 @@ fn higher_receive_max_keeps_more_requests() {
 #[test]
 fn redeliveries_and_reads_evict_nothing() {
     let mut all = Duplicates::new(RETENTION);
-    for packet_id in 1..=3 {
-        answer(
-            &mut all,
-            delivery(1, 1, packet_id, false),
-            packet_id as u8,
-            0,
-        );
-    }
+    answer_each(&mut all, 1, 1..=3, 0);
     for connection in 2..9 {
         for packet_id in 1..=3 {
             assert!(all.arrive(&delivery(1, connection, packet_id, false)));
@@ -259,23 +257,9 @@ fn request_numbers_are_never_reused() {
 #[test]
 fn last_requests_of_a_live_session_never_expire() {
     let mut all = Duplicates::new(RETENTION);
-    for packet_id in 1..=8 {
-        answer(
-            &mut all,
-            delivery(1, 1, packet_id, false),
-            packet_id as u8,
-            0,
-        );
-    }
+    answer_each(&mut all, 1, 1..=8, 0);
     // Another client continues for an hour.
-    for packet_id in 1..=50 {
-        answer(
-            &mut all,
-            delivery(2, 2, packet_id, false),
-            packet_id as u8,
-            3_600_000,
-        );
-    }
+    answer_each(&mut all, 2, 1..=50, 3_600_000);
     for packet_id in 1..=8u8 {
         let again = delivery(1, 1, packet_id.into(), true);
         let kept = found(&all, again, packet_id).is_some();
@@ -303,14 +287,7 @@ fn largest_session_is_evicted_first() {
         ..RETENTION
     };
     let mut all = Duplicates::new(retention);
-    for packet_id in 1..=3 {
-        answer(
-            &mut all,
-            delivery(1, 1, packet_id, false),
-            packet_id as u8,
-            0,
-        );
-    }
+    answer_each(&mut all, 1, 1..=3, 0);
     for n in 0..400u16 {
         answer(&mut all, delivery(2, 1, n, false), n as u8, 0);
     }

@@ -56,7 +56,7 @@ impl Transaction {
         let staged = &self.staged[..staged];
         for (at, write) in staged.iter().enumerate() {
             let same = |it: &Write| it.hidden == write.hidden && it.key() == write.key();
-            let held = || self.table(write.hidden).owned(write.key());
+            let held = || self.state.part(write.hidden).owned(write.key());
             if !staged[..at].iter().any(same)
                 && let Some((entry, _)) = held().filter(|(_, before)| Some(*before) == owner)
             {
@@ -90,20 +90,14 @@ mod tests {
 
     use super::*;
     use crate::limits::{ENTRY_OVERHEAD_BYTES, OWNER_OVERHEAD_BYTES};
-    use crate::policy::{Access, Denial, Fault, Host, Put};
+    use crate::policy::{Access, Denial, Fault, Host};
     use crate::store::{Owners, Quota, State};
 
     const CLIENTS: [&str; 3] = ["", "a", "a client with a long name"];
 
     fn put(transaction: &mut Transaction, key: &str, bytes: usize) -> Result<(), Denial> {
-        let put = Put {
-            key: key.as_bytes(),
-            value: &vec![0; bytes],
-            observed: None,
-            fence: None,
-            expires_ms: None,
-        };
-        transaction.put(put).map(drop)
+        let put = transaction.put_plain(key.as_bytes(), &vec![0; bytes]);
+        put.map(drop)
     }
 
     /// An operation of a policy on a visible or hidden key.

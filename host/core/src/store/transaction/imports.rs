@@ -134,42 +134,25 @@ impl Host for Transaction {
     }
 
     fn keys(&mut self, prefix: &[u8], cursor: Option<&[u8]>, limit: u32) -> Result<Page, Denial> {
-        match self.read_set.next_import(ImportKind::Keys) {
-            NextImport::Recorded(Imported::Page(page)) => return Ok(page),
-            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
-            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
-            NextImport::Live => {}
-        }
-        let mut charged = 0;
-        let page = self.page(prefix, cursor, limit, &mut charged);
-        self.examined += charged;
-        match &page {
-            Ok(page) => self.read_set.imported(|| Imported::Page(page.clone())),
-            Err(Denial::Fault(fault)) => {
-                self.read_set.imported(|| Imported::Refused(fault.clone()));
-            }
-            Err(Denial::Violation(_)) => {}
-        }
-        page
+        let recorded = |it: Imported| match it {
+            Imported::Page(page) => Some(page),
+            _ => None,
+        };
+        self.import(ImportKind::Keys, recorded, Imported::Page, |it| {
+            let mut charged = 0;
+            let page = it.page(prefix, cursor, limit, &mut charged);
+            it.examined += charged;
+            page
+        })
     }
 
     fn watch(&mut self, key: &[u8]) -> Result<(), Denial> {
         self.check_right(key, Right::Read)?;
-        match self.read_set.next_import(ImportKind::Watch) {
-            NextImport::Recorded(Imported::Watched) => return Ok(()),
-            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
-            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
-            NextImport::Live => {}
-        }
-        let staged = self.stage_watch(Scope::Key, key);
-        match &staged {
-            Ok(()) => self.read_set.imported(|| Imported::Watched),
-            Err(Denial::Fault(fault)) => {
-                self.read_set.imported(|| Imported::Refused(fault.clone()));
-            }
-            Err(Denial::Violation(_)) => {}
-        }
-        staged
+        let recorded = |it: Imported| matches!(it, Imported::Watched).then_some(());
+        let record = |()| Imported::Watched;
+        self.import(ImportKind::Watch, recorded, record, |it| {
+            it.stage_watch(Scope::Key, key)
+        })
     }
 
     fn unwatch(&mut self, key: &[u8]) -> Result<bool, Denial> {
@@ -182,22 +165,14 @@ impl Host for Transaction {
         if scope == Scope::Key {
             self.check_right(key, Right::Read)?;
         }
-        match self.read_set.next_import(ImportKind::Follow) {
-            NextImport::Recorded(Imported::Followed(version)) => return Ok(version),
-            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
-            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
-            NextImport::Live => {}
-        }
-        let version = self.hlc.last();
-        let followed = self.stage_watch(scope, key).map(|()| version);
-        match &followed {
-            Ok(version) => self.read_set.imported(|| Imported::Followed(*version)),
-            Err(Denial::Fault(fault)) => {
-                self.read_set.imported(|| Imported::Refused(fault.clone()));
-            }
-            Err(Denial::Violation(_)) => {}
-        }
-        followed
+        let recorded = |it: Imported| match it {
+            Imported::Followed(version) => Some(version),
+            _ => None,
+        };
+        self.import(ImportKind::Follow, recorded, Imported::Followed, |it| {
+            let version = it.hlc.last();
+            it.stage_watch(scope, key).map(|()| version)
+        })
     }
 
     fn follow_since(
@@ -210,21 +185,13 @@ impl Host for Transaction {
         if scope == Scope::Key {
             self.check_right(key, Right::Read)?;
         }
-        match self.read_set.next_import(ImportKind::FollowSince) {
-            NextImport::Recorded(Imported::Reached(reached)) => return Ok(reached),
-            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
-            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
-            NextImport::Live => {}
-        }
-        let reached = self.catch_up(scope, key, since);
-        match &reached {
-            Ok(reached) => self.read_set.imported(|| Imported::Reached(*reached)),
-            Err(Denial::Fault(fault)) => {
-                self.read_set.imported(|| Imported::Refused(fault.clone()));
-            }
-            Err(Denial::Violation(_)) => {}
-        }
-        reached
+        let recorded = |it: Imported| match it {
+            Imported::Reached(reached) => Some(reached),
+            _ => None,
+        };
+        self.import(ImportKind::FollowSince, recorded, Imported::Reached, |it| {
+            it.catch_up(scope, key, since)
+        })
     }
 
     fn unfollow(&mut self, scope: policy::Scope, key: &[u8]) -> Result<bool, Denial> {
@@ -251,10 +218,7 @@ impl Host for Transaction {
         let origin = self.origin.as_ref()?;
         // Each lookup scans all properties.
         self.examined += origin.properties.raw().len() as u64 / PROPERTY_BYTES_PER_EXAMINED_KEY;
-        let mut user = origin.properties.user();
-        let value = user
-            .find(|(found, _)| *found == name)
-            .map(|(_, value)| value);
+        let value = origin.property(name);
         self.read_set.property(name, value);
         value.map(str::to_owned)
     }
@@ -303,6 +267,33 @@ impl Host for Transaction {
 }
 
 impl Transaction {
+    /// Answers an import from the recording, or else runs `call` and records its result. `recorded`
+    /// takes the result out of a recording of this import, and `record` makes a recording of a
+    /// result.
+    fn import<T: Clone>(
+        &mut self,
+        kind: ImportKind,
+        recorded: impl FnOnce(Imported) -> Option<T>,
+        record: impl FnOnce(T) -> Imported,
+        call: impl FnOnce(&mut Self) -> Result<T, Denial>,
+    ) -> Result<T, Denial> {
+        match self.read_set.next_import(kind) {
+            NextImport::Recorded(Imported::Refused(fault)) => return Err(Denial::Fault(fault)),
+            NextImport::Recorded(imported) => return recorded(imported).ok_or(DIVERGED),
+            NextImport::Unknown => return Err(DIVERGED),
+            NextImport::Live => {}
+        }
+        let result = call(self);
+        match &result {
+            Ok(it) => self.read_set.imported(|| record(it.clone())),
+            Err(Denial::Fault(fault)) => {
+                self.read_set.imported(|| Imported::Refused(fault.clone()));
+            }
+            Err(Denial::Violation(_)) => {}
+        }
+        result
+    }
+
     /// Checks the client's right to a key, unless the key is hidden. Returns whether it is hidden.
     fn touch(&mut self, key: &[u8], right: Right) -> Result<bool, Denial> {
         let hidden = self.is_hidden(key);

@@ -152,7 +152,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::policy::{self, Host, Put};
+    use crate::policy::{self, Host};
     use crate::store::rights::Rights;
     use crate::store::rights::counted::CountedRights;
     use crate::store::{Quota, State};
@@ -162,14 +162,7 @@ mod tests {
     }
 
     fn put(it: &mut Transaction, key: &[u8]) -> Stamp {
-        let put = Put {
-            key,
-            value: b"v",
-            observed: None,
-            fence: None,
-            expires_ms: None,
-        };
-        it.put(put).unwrap()
+        it.put_plain(key, b"v").unwrap()
     }
 
     fn versions_of_missed(it: &mut Transaction) -> Vec<Stamp> {

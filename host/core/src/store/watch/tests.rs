@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
-use statehouse_protocol::SessionId;
+use statehouse_protocol::{ConnectionId, SessionId};
 
 use super::super::rights::counted::CountedRights;
 use super::*;
@@ -9,7 +9,7 @@ use super::*;
 fn peer(client: &str, connection: u64) -> Peer {
     Peer {
         client: client.into(),
-        connection: statehouse_protocol::ConnectionId(connection),
+        connection: ConnectionId(connection),
         session: SessionId(1),
     }
 }
@@ -36,19 +36,10 @@ fn end_of_an_old_connection_keeps_newer_watches() {
     let key = Key::from_static(b"k");
     watches.add(Scope::Key, key.clone(), &peer("a", 1), Dialect::Sdk);
     watches.add(Scope::Key, key.clone(), &peer("a", 2), Dialect::Sdk);
-    watches.add(
-        Scope::Key,
-        Key::from_static(b"other"),
-        &peer("a", 1),
-        Dialect::Sdk,
-    );
+    let other = Key::from_static(b"other");
+    watches.add(Scope::Key, other, &peer("a", 1), Dialect::Sdk);
     watches.remove_all(&peer("a", 1));
-    assert_eq!(
-        (watches.of(b"k").iter())
-            .map(|(peer, _)| peer.connection.0)
-            .collect::<Vec<_>>(),
-        [2]
-    );
+    assert_eq!(watches.of(b"k"), [(&peer("a", 2), Dialect::Sdk)]);
     assert!(!watches.has(b"other"));
     assert_eq!(watches.len(), 1);
 }
@@ -226,20 +217,10 @@ fn prefixes_of_one_another_cost_one_step_per_byte() {
     let mut watches = Watches::default();
     let key = vec![b'a'; 4 * WATCH_PREFIX_BYTES_MAX];
     for len in 1..=WATCH_PREFIX_BYTES_MAX {
-        watches.add(
-            Scope::Prefix,
-            Key::copy_from_slice(&key[..len]),
-            &peer("a", 1),
-            Dialect::Sdk,
-        );
-        let mut beside = key[..len - 1].to_vec();
-        beside.push(0);
-        watches.add(
-            Scope::Prefix,
-            Key::from(beside),
-            &peer("a", 1),
-            Dialect::Sdk,
-        );
+        let beside = [&key[..len - 1], b"\0"].concat();
+        for prefix in [key[..len].to_vec(), beside] {
+            watches.add(Scope::Prefix, prefix.into(), &peer("a", 1), Dialect::Sdk);
+        }
     }
     assert_eq!(watches.prefixes_of(&key).count(), WATCH_PREFIX_BYTES_MAX);
     assert_eq!(watches.of(&key), [(&peer("a", 1), Dialect::Sdk)]);
