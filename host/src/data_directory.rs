@@ -27,6 +27,7 @@ use statehouse_core::clock::wall_ms;
 use statehouse_core::log::{Forgotten, Image, Progress, sessions_block};
 use statehouse_core::store::Mode;
 use statehouse_offline::{ClusterMark, PastError, is_unfinished};
+use statehouse_protocol::Shown;
 use statehouse_server::{Server, logging};
 
 pub use disk::Disk;
@@ -45,7 +46,7 @@ pub enum StorageError {
     /// The mark of a host of a cluster cannot be read.
     #[error("the data directory {0} cannot be used: {1}")]
     Mark(PathBuf, Box<PastError>),
-    /// The directory belongs to a host of a cluster.
+    /// The directory belongs to a host of the cluster with this name, which has escapes.
     #[error(
         "the data directory {0} belongs to a host of the cluster {1} and may hold a copy of its log: start the host with --cluster, name another directory with --data, or create a new cluster from the copy with `statehouse cluster init --from {0}`"
     )]
@@ -184,10 +185,9 @@ fn refuse_no_store(storage: &Storage) -> Result<(), StorageError> {
     }
     let mark = ClusterMark::of(&storage.directory)
         .map_err(|error| StorageError::Mark(storage.directory.clone(), Box::new(error)))?;
-    match mark {
-        Some(mark) => Err(StorageError::Cluster(storage.directory.clone(), mark.name)),
-        None => Ok(()),
-    }
+    let Some(mark) = mark else { return Ok(()) };
+    let name = Shown::whole(mark.name.as_bytes()).on_one_line().to_string();
+    Err(StorageError::Cluster(storage.directory.clone(), name))
 }
 
 /// An image with the limits of the settings and of the disk.
@@ -431,6 +431,15 @@ mod tests {
         Config::load(flags).unwrap().storage
     }
 
+    /// Starts the log of a directory, with the record of a start.
+    fn begun(settings: &Storage, run: u32, now_ms: u64, mode: Mode) -> (Arc<Disk>, Recorder) {
+        let recovered = recover(settings).unwrap();
+        let (disk, _) = recovered.start(&LogListener::default()).unwrap();
+        let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
+        recorder.started(run, now_ms, mode);
+        (disk, recorder)
+    }
+
     #[test]
     fn a_clock_behind_the_records_needs_accept_clock() {
         let directory = tempfile::tempdir().unwrap();
@@ -439,13 +448,12 @@ mod tests {
             ..settings_of(&directory.path().join("data"))
         };
         let ahead_ms = wall_ms() + 600_000;
-        {
-            let recovered = recover(&settings(false)).unwrap();
-            assert!(recovered.report().ends_with("is new"));
-            let (disk, _) = recovered.start(&LogListener::default()).unwrap();
-            Recorder::new(disk.clone(), Vec::new(), None).started(7, ahead_ms, Mode::Embedded);
-            disk.log().close().unwrap();
-        }
+        let new = recover(&settings(false)).unwrap();
+        assert!(new.report().ends_with("is new"));
+        drop(new);
+        let (disk, recorder) = begun(&settings(false), 7, ahead_ms, Mode::Embedded);
+        disk.log().close().unwrap();
+        drop((recorder, disk));
         let refused = recover(&settings(false))
             .err()
             .map(|error| error.to_string());
@@ -478,12 +486,7 @@ mod tests {
             connection: Mode::foreign_session(7).only_connection(),
             session: Mode::foreign_session(7),
         };
-        let (disk, _) = recover(&settings("first"))
-            .unwrap()
-            .start(&LogListener::default())
-            .unwrap();
-        let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
-        recorder.started(1, wall_ms(), Mode::Foreign);
+        let (disk, mut recorder) = begun(&settings("first"), 1, wall_ms(), Mode::Foreign);
         let watches = WatchChanges {
             peer: peer.clone(),
             changes: vec![WatchChange::Began(
@@ -528,12 +531,7 @@ mod tests {
             storage.duplicates.per_session = per_session;
             recover(&storage).unwrap().image.duplicates.receive_max()
         };
-        let (disk, _) = recover(&settings("first"))
-            .unwrap()
-            .start(&LogListener::default())
-            .unwrap();
-        let mut recorder = Recorder::new(disk.clone(), Vec::new(), None);
-        recorder.started(1, wall_ms(), Mode::Embedded);
+        let (disk, mut recorder) = begun(&settings("first"), 1, wall_ms(), Mode::Embedded);
         for receive_max in [5000, 3000] {
             recorder.record_receive_max(receive_max);
         }

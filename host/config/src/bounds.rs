@@ -152,10 +152,7 @@ impl LimitFlags {
                 usize::try_from(it.get()).unwrap_or(usize::MAX)
             })
         };
-        let part = |thirty_seconds, most: usize| {
-            let bytes = memory.part(thirty_seconds, most as u64);
-            usize::try_from(bytes).unwrap_or(most)
-        };
+        let part = |thirty_seconds, most| memory.usize_part(thirty_seconds, most);
         let default = statehouse_mqtt::Limits::default();
         let packet_bytes_max =
             (self.max_packet_bytes).map_or(default.packet_bytes_max, |PacketBytes(bytes)| bytes);

@@ -41,19 +41,11 @@ pub fn load(flags: Flags) -> Result<(Config, Followed), ConfigError> {
 /// The settings, with defaults instead of wrong ones, and everything that is wrong. [`load`]
 /// returns the first of these errors.
 pub fn check(flags: Flags) -> (Config, Vec<ConfigError>) {
-    let mut wrong = Vec::new();
-    let file = match &flags.config {
-        None => Flags::default(),
+    let (file, mut wrong) = match &flags.config {
+        None => (Flags::default(), Vec::new()),
         Some(path) => match file::text(path) {
-            Ok(text) => {
-                let (settings, errors) = file::gather(path, &text);
-                wrong.extend(errors);
-                settings
-            }
-            Err(error) => {
-                wrong.push(error);
-                Flags::default()
-            }
+            Ok(text) => file::gather(path, &text),
+            Err(error) => (Flags::default(), vec![error]),
         },
     };
     let (mut config, errors) = Config::gather(flags.over(file));

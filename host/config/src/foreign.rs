@@ -135,13 +135,9 @@ impl Default for OutboxBounds {
 impl OutboxBounds {
     /// The bounds for this memory. The embedded broker, which is absent, would take more of it.
     fn of(memory: Memory) -> Self {
-        let part = |thirty_seconds, most: usize| {
-            let bytes = memory.part(thirty_seconds, most as u64);
-            usize::try_from(bytes).unwrap_or(most)
-        };
         Self {
-            hold_bytes: part(1, limits::BROKER_OUTBOX_BYTES_HOLD),
-            bytes_max: part(8, limits::BROKER_OUTBOX_BYTES_MAX),
+            hold_bytes: memory.usize_part(1, limits::BROKER_OUTBOX_BYTES_HOLD),
+            bytes_max: memory.usize_part(8, limits::BROKER_OUTBOX_BYTES_MAX),
         }
     }
 }

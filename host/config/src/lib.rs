@@ -216,10 +216,7 @@ impl Config {
     /// Reads no other file, so that limits can be reloaded if other files are missing.
     fn of(settings: Flags) -> Result<Self, ConfigError> {
         let (config, wrong) = Self::gather(settings);
-        match wrong.into_iter().next() {
-            None => Ok(config),
-            Some(first) => Err(first),
-        }
+        wrong.into_iter().next().map_or(Ok(config), Err)
     }
 
     /// Combines the settings, with defaults instead of wrong ones, and returns what is wrong.

@@ -165,10 +165,7 @@ pub struct Listen {
 impl Default for Listen {
     fn default() -> Self {
         Self {
-            scheme: Scheme {
-                websocket: false,
-                tls: false,
-            },
+            scheme: Scheme::default(),
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1883),
         }
     }

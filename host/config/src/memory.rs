@@ -38,6 +38,11 @@ impl Memory {
             (bytes / 32).saturating_mul(thirty_seconds).min(most)
         })
     }
+
+    /// Like [`Self::part`], for limits that are a `usize`.
+    pub(super) fn usize_part(self, thirty_seconds: u64, most: usize) -> usize {
+        usize::try_from(self.part(thirty_seconds, most as u64)).unwrap_or(most)
+    }
 }
 
 /// What a process can address of this memory. A 32-bit system leaves it 2 to 4 GiB, for programs and

@@ -1,15 +1,24 @@
 use std::fs;
 
+use tempfile::TempDir;
+
 use super::*;
 
-fn file(text: &str) -> Result<Config, ConfigError> {
+/// Flags that name a file with this text, and the directory of the file.
+fn flags_with(text: &str) -> (TempDir, Flags) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("statehouse.toml");
     fs::write(&path, text).unwrap();
-    Config::load(Flags {
+    let flags = Flags {
         config: Some(path),
         ..Flags::default()
-    })
+    };
+    (directory, flags)
+}
+
+fn file(text: &str) -> Result<Config, ConfigError> {
+    let (_directory, flags) = flags_with(text);
+    Config::load(flags)
 }
 
 #[test]
@@ -49,21 +58,9 @@ fn users_behind_a_foreign_broker_are_operators() {
 
 #[test]
 fn flags_win_over_the_file() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("statehouse.toml");
-    fs::write(
-        &path,
-        "max_keys = 5\nmax_bytes = \"7kB\"\nnode = \"gateway-7\"\n",
-    )
-    .unwrap();
-    let flags = Flags {
-        config: Some(path),
-        limits: LimitFlags {
-            max_keys: NonZeroU64::new(9),
-            ..LimitFlags::default()
-        },
-        ..Flags::default()
-    };
+    let text = "max_keys = 5\nmax_bytes = \"7kB\"\nnode = \"gateway-7\"\n";
+    let (_directory, mut flags) = flags_with(text);
+    flags.limits.max_keys = NonZeroU64::new(9);
     let config = Config::load(flags).unwrap();
     assert_eq!(
         (config.bounds.quota.keys_max, config.bounds.quota.bytes_max),
@@ -427,15 +424,9 @@ fn settings_of_a_cluster_are_refused_by_a_build_without() {
 
 #[test]
 fn a_check_finds_every_wrong_setting_and_a_start_the_first() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("statehouse.toml");
     let text = "max_kyes = 5\nlisten = [\n  \"nowhere\",\n]\nnode = \"a:b\"\nmax_keys = 7\n\
                 sync_interval = \"2h\"\nduplicate_window = \"1s\"\ntraces_sample = 0.5\n";
-    fs::write(&path, text).unwrap();
-    let flags = Flags {
-        config: Some(path),
-        ..Flags::default()
-    };
+    let (_directory, flags) = flags_with(text);
     let (config, wrong) = check(flags.clone());
     let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
     for named in [
@@ -457,13 +448,8 @@ fn a_check_finds_every_wrong_setting_and_a_start_the_first() {
 
 #[test]
 fn a_check_of_a_file_that_is_not_toml_reports_one_error() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("statehouse.toml");
-    fs::write(&path, "max_keys = 5\nthis is no TOML\n").unwrap();
-    let (_, wrong) = check(Flags {
-        config: Some(path),
-        ..Flags::default()
-    });
+    let (_directory, flags) = flags_with("max_keys = 5\nthis is no TOML\n");
+    let (_, wrong) = check(flags);
     assert_eq!(wrong.len(), 1, "{wrong:#?}");
 }
 
@@ -471,13 +457,8 @@ fn a_check_of_a_file_that_is_not_toml_reports_one_error() {
 #[test]
 fn a_check_reports_each_table_once_beside_other_wrong_settings() {
     let wrong = |text: &str| {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("statehouse.toml");
-        fs::write(&path, text).unwrap();
-        let (config, wrong) = check(Flags {
-            config: Some(path),
-            ..Flags::default()
-        });
+        let (_directory, flags) = flags_with(text);
+        let (config, wrong) = check(flags);
         let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
         (config.bounds.quota.keys_max, wrong)
     };

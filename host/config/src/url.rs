@@ -8,8 +8,8 @@ use std::str::FromStr;
 use super::ConfigError;
 use crate::{limits, percent};
 
-/// The protocol at an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The protocol at an address. The default is MQTT over plain TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scheme {
     /// WebSocket (MQTT 5 section 6) instead of plain TCP.
     pub websocket: bool,
@@ -81,10 +81,7 @@ impl BrokerUrl {
     pub fn plain(host: &str, port: u16) -> Self {
         let bare = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
         Self {
-            scheme: Scheme {
-                websocket: false,
-                tls: false,
-            },
+            scheme: Scheme::default(),
             host: bare.unwrap_or(host).to_owned(),
             port,
             path: String::new(),
@@ -97,12 +94,10 @@ impl BrokerUrl {
 impl fmt::Display for BrokerUrl {
     /// The URL without credentials, so that it may be logged.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (
-            scheme,
-            Self {
-                host, port, path, ..
-            },
-        ) = (self.scheme.name(), self);
+        let Self {
+            host, port, path, ..
+        } = self;
+        let scheme = self.scheme.name();
         match host.contains(':') {
             true => write!(f, "{scheme}://[{host}]:{port}{path}"),
             false => write!(f, "{scheme}://{host}:{port}{path}"),

@@ -1,7 +1,6 @@
 //! The types of settings, which parse flags and keys of the file with the same error texts.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
@@ -123,18 +122,7 @@ pub(super) fn number<N: Number>(text: &str) -> Result<N, String> {
 pub(super) fn file_number<'de, N: Number, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<N>, D::Error> {
-    let InRange(number) = from.deserialize_any(Parse::<InRange<N>>(PhantomData))?;
-    Ok(Some(number))
-}
-
-struct InRange<N>(N);
-
-impl<N: Number> FromStr for InRange<N> {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        number(text).map(Self)
-    }
+    from.deserialize_any(Parse(number)).map(Some)
 }
 
 /// A number of bytes, with or without a unit: `64`, `512MB` (a million bytes each), `4GiB`.
@@ -167,27 +155,14 @@ pub fn nonzero_size(text: &str) -> Result<NonZeroU64, String> {
 
 /// A [`size`] in the file: a number or a string.
 pub(super) fn file_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    Size::deserialize(from).map(|it| Some(it.0))
+    from.deserialize_any(Parse(size)).map(Some)
 }
 
 /// A [`nonzero_size`] in the file: a number or a string.
 pub(super) fn nonzero_file_size<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<NonZeroU64>, D::Error> {
-    let size = Size::deserialize(from)?.0;
-    NonZeroU64::new(size)
-        .map(Some)
-        .ok_or_else(|| de::Error::custom("it must be at least 1 byte"))
-}
-
-struct Size(u64);
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        size(text).map(Self)
-    }
+    from.deserialize_any(Parse(nonzero_size)).map(Some)
 }
 
 /// The longest MQTT packet.
@@ -321,7 +296,7 @@ macro_rules! deserialize_by_parsing {
     ($($type:ty),*) => {$(
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Parse::<Self>(PhantomData))
+                deserializer.deserialize_any(Parse(Self::from_str))
             }
         }
     )*};
@@ -334,7 +309,6 @@ deserialize_by_parsing!(
     Node,
     PacketBytes,
     KeyBytes,
-    Size,
     Fuel,
     Span,
     Threads,
@@ -345,11 +319,11 @@ deserialize_by_parsing!(
     Ratio
 );
 
-/// Parses a string or a number of the file through `FromStr`, so that flags and file give the same
+/// Parses a string or a number of the file like the value of a flag, so that both give the same
 /// errors.
-struct Parse<T>(PhantomData<T>);
+struct Parse<T>(fn(&str) -> Result<T, String>);
 
-impl<T: FromStr<Err = String>> de::Visitor<'_> for Parse<T> {
+impl<T> de::Visitor<'_> for Parse<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -357,18 +331,18 @@ impl<T: FromStr<Err = String>> de::Visitor<'_> for Parse<T> {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        text.parse().map_err(E::custom)
+        (self.0)(text).map_err(E::custom)
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
-        number.to_string().parse().map_err(E::custom)
+        self.visit_str(&number.to_string())
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
-        number.to_string().parse().map_err(E::custom)
+        self.visit_str(&number.to_string())
     }
 
     fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
-        number.to_string().parse().map_err(E::custom)
+        self.visit_str(&number.to_string())
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::check;
 use crate::admin::{
@@ -62,11 +62,6 @@ pub(super) struct Running {
     published_in: Option<PathBuf>,
 }
 
-/// The ways to deliver policies to one store, until this is dropped.
-pub(super) struct Deliveries {
-    tasks: Vec<JoinHandle<()>>,
-}
-
 impl Administration {
     /// Binds the addresses and checks the watched directory. Runs within a runtime. Fails with
     /// [`CannotListen`], also as context, if an address cannot be bound.
@@ -98,23 +93,23 @@ impl Administration {
         checks.into_iter().filter_map(Result::err).collect()
     }
 
-    /// Starts the deliveries to one store. Orders over MQTT arrive only through the embedded
-    /// broker.
+    /// Starts the deliveries to one store, until the result is dropped. Orders over MQTT arrive only
+    /// through the embedded broker.
     pub(super) fn deliver(
         &self,
         gate: &Arc<Gate>,
         orders: &Arc<PolicyOrders>,
         broker: Option<Broker>,
-    ) -> Deliveries {
-        let mut tasks = Vec::new();
+    ) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
         if let Some((directory, action)) = self.drop.clone() {
             let drop = DropDirectory::new(directory, action, gate.clone());
-            tasks.push(tokio::spawn(drop.run()));
+            tasks.spawn(drop.run());
         }
         if let Some(broker) = broker {
-            tasks.push(tokio::spawn(orders.clone().run(broker)));
+            tasks.spawn(orders.clone().run(broker));
         }
-        Deliveries { tasks }
+        tasks
     }
 
     /// Reloads the certificates of the admin API. Must be called before it starts.
@@ -179,14 +174,6 @@ impl Remote {
             admin,
             certificates,
         })
-    }
-}
-
-impl Drop for Deliveries {
-    fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
     }
 }
 

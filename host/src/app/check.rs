@@ -10,7 +10,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
 use socket2::{Domain, Protocol, Socket, Type};
 use statehouse_wal::{Probed, probe};
 use tracing_subscriber::filter::LevelFilter;
@@ -19,7 +18,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use super::administration::{Administration, CannotListen};
-use super::start::engine;
+use super::start::engine_with_standard;
 use super::{Failure, log_filter};
 use crate::STANDARD_POLICY;
 use crate::admin::has_stale_socket;
@@ -362,6 +361,8 @@ fn check_data(config: &Config, trust: Option<Trust>, found: &mut Findings) {
 /// The certificates for etcd. Does not connect.
 #[cfg(feature = "cluster")]
 fn check_etcd(cluster: &statehouse_config::ClusterConfig) -> anyhow::Result<()> {
+    use anyhow::Context;
+
     let runtime = super::runtime(1).context("a thread for etcd cannot be started")?;
     let _within = runtime.enter();
     super::connect(&cluster.etcd).map(drop)
@@ -375,14 +376,10 @@ fn check_policies(
     image: &Image,
     keeps: Keeps,
 ) -> anyhow::Result<()> {
-    let engine = engine(None)?;
-    let standard = engine
-        .load(STANDARD_POLICY)
-        .context("the built-in policy does not load")?;
-    let standard = Arc::new(standard);
+    let (engine, standard) = engine_with_standard(None)?;
     let opening = Opening {
         engine: &engine,
-        standard: &standard,
+        standard: &Arc::new(standard),
         standard_file: STANDARD_POLICY,
         modules: &Modules::of(&config.storage.directory),
         trust,

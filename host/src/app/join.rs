@@ -250,27 +250,23 @@ fn read_tls(ca: &Path, certificate: Option<&(PathBuf, PathBuf)>) -> anyhow::Resu
 fn mark(directory: &Path, id: Id, name: &str) -> anyhow::Result<Option<LogPoint>> {
     let cluster = HEXLOWER.encode(&id.0);
     let shown = directory.display();
-    match ClusterMark::of(directory)? {
-        Some(mark) => {
-            anyhow::ensure!(
-                mark.cluster == cluster,
-                "the data directory {shown} belongs to another cluster, with the name {} and the id {}, but {name} at this etcd has the id {cluster}: name another directory with --data",
-                mark.name,
-                mark.cluster
-            );
-            return Ok(history::copied(&mark));
-        }
-        None => {
-            let mark = ClusterMark {
-                cluster,
-                name: name.to_owned(),
-                copy: None,
-            };
-            history::write_mark(directory, &mark)
-                .with_context(|| format!("the data directory {shown} cannot be used"))?;
-        }
-    }
-    Ok(None)
+    let Some(mark) = ClusterMark::of(directory)? else {
+        let mark = ClusterMark {
+            cluster,
+            name: name.to_owned(),
+            copy: None,
+        };
+        history::write_mark(directory, &mark)
+            .with_context(|| format!("the data directory {shown} cannot be used"))?;
+        return Ok(None);
+    };
+    anyhow::ensure!(
+        mark.cluster == cluster,
+        "the data directory {shown} belongs to another cluster, with the name {} and the id {}, but {name} at this etcd has the id {cluster}: name another directory with --data",
+        mark.name,
+        mark.cluster
+    );
+    Ok(history::copied(&mark))
 }
 
 /// The failure of a host that cannot read the format of the log. Names the version to install, if a

@@ -25,8 +25,7 @@ use super::present::Shared;
 use super::serve::print;
 use super::service_manager::{self, PINGS, Pings};
 use super::signals::Signals;
-use super::start::{apply, data_directory_of, engine, recheck_clients, start_traces};
-use crate::STANDARD_POLICY;
+use super::start::{apply, data_directory_of, engine_with_standard, recheck_clients, start_traces};
 use crate::cluster::clock_offset::LeaderClock;
 use crate::cluster::history::{self, History};
 use crate::cluster::modules::Wanted;
@@ -315,10 +314,7 @@ impl Parts {
         let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
         let audit = Arc::new(Audit::default());
         let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
-        let engine = Arc::new(engine(Some(&config.storage.directory))?);
-        let standard = engine
-            .load(STANDARD_POLICY)
-            .context("the built-in policy does not load")?;
+        let (engine, standard) = engine_with_standard(Some(&config.storage.directory))?;
         let traces = start_traces(&config, &cluster.host)?;
         let modules = Modules::of(&config.storage.directory);
         let shared_modules = joined.modules.clone();

@@ -5,11 +5,10 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use statehouse_mqtt::Broker;
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 
 use statehouse_cluster::Figures;
 
-use super::administration::Deliveries;
 use super::clients::drain;
 use super::operations;
 use super::service_manager;
@@ -57,7 +56,7 @@ pub(super) struct Present {
 /// The tasks of a leadership. They end when this is dropped.
 pub(super) struct Tasks {
     pub(super) serving: Vec<AbortHandle>,
-    pub(super) _deliveries: Deliveries,
+    pub(super) _deliveries: JoinSet<()>,
 }
 
 impl Shared {

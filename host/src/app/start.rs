@@ -28,7 +28,7 @@ use statehouse_config::{
 use statehouse_core::clock::{Clock, Stamp, SystemSource};
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::log::{Image, Journal, Memory, Recorder};
-use statehouse_core::policy::{Engine, Registry};
+use statehouse_core::policy::{Engine, Policy, Registry};
 use statehouse_core::store::{Key, Store, Transaction};
 use statehouse_core::trace::Sampling;
 use statehouse_core::{Core, Settings};
@@ -192,10 +192,7 @@ impl Data {
     ) -> anyhow::Result<Self> {
         let mode = config.transport.mode();
         let data = recovered.is_some().then_some(&*config.storage.directory);
-        let engine = Arc::new(engine(data)?);
-        let standard = engine
-            .load(STANDARD_POLICY)
-            .context("the built-in policy does not load")?;
+        let (engine, standard) = engine_with_standard(data)?;
         let standard = Arc::new(standard);
         if let Some(recovered) = &mut recovered {
             tracing::info!("{}", recovered.report());
@@ -386,9 +383,11 @@ fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recov
     })?)
 }
 
-/// An engine that caches machine code below a data directory, if there is one. A store in memory
-/// caches none.
-pub(super) fn engine(data: Option<&Path>) -> anyhow::Result<Engine<Transaction>> {
+/// An engine that caches machine code below a data directory, if there is one, and the built-in
+/// policy. A store in memory caches none.
+pub(super) fn engine_with_standard(
+    data: Option<&Path>,
+) -> anyhow::Result<(Arc<Engine<Transaction>>, Policy<Transaction>)> {
     let mut engine = Engine::new()?;
     if let Some(data) = data {
         let bounds = statehouse_precompiled::Bounds {
@@ -402,7 +401,9 @@ pub(super) fn engine(data: Option<&Path>) -> anyhow::Result<Engine<Transaction>>
             }
         }
     }
-    Ok(engine)
+    let standard = engine.load(STANDARD_POLICY);
+    let standard = standard.context("the built-in policy does not load")?;
+    Ok((Arc::new(engine), standard))
 }
 
 /// The name of this store: the target of signed orders, and its MQTT client id at a foreign broker.

@@ -286,19 +286,16 @@ fn in_words(args: &ExplainArgs, decision: &Decision, on: &[u8]) -> String {
 
 /// The identity that the decision is based on.
 fn standing(text: &mut String, name: &str, decision: &Decision) {
-    let user = match &decision.who.user {
+    let mut who = match &decision.who.user {
         Some(user) => format!("the user {}", printable(user.as_bytes())),
         None => "no user".to_owned(),
     };
-    let mut who = user;
     for (name, value) in &decision.who.attributes {
         let pair = format!("{name}={value}");
         _ = write!(who, ", {}", printable(pair.as_bytes()));
     }
-    _ = match decision.connected {
-        true => writeln!(text, "{name} is connected; asked about as {who}"),
-        false => writeln!(text, "{name} is not connected; asked about as {who}"),
-    };
+    let not = if decision.connected { "" } else { "not " };
+    _ = writeln!(text, "{name} is {not}connected; asked about as {who}");
 }
 
 /// What a rule would have to allow, and rules that nearly match.

@@ -88,8 +88,7 @@ fn text(it: &Clients, now_ms: u64) -> String {
         "bytes",
         "in flight",
     ];
-    let mut rows = vec![header.map(str::to_owned)];
-    rows.extend(it.clients.iter().map(|it| {
+    let rows = it.clients.iter().map(|it| {
         let since = it.since_ms.map(|since_ms| now_ms.saturating_sub(since_ms));
         [
             cell(&it.client),
@@ -106,10 +105,10 @@ fn text(it: &Clients, now_ms: u64) -> String {
             it.queued_bytes.to_string(),
             it.in_flight.to_string(),
         ]
-    }));
+    });
     let mut text = match it.clients.is_empty() {
         true => String::new(),
-        false => table::of(&rows, 5),
+        false => table::of(header, rows, 5),
     };
     let others = (it.connected + it.disconnected).saturating_sub(it.clients.len() as u64);
     let more = match others {

@@ -19,7 +19,7 @@ use statehouse_wal::{Directory, has_log};
 use tokio::time::timeout;
 
 use super::data::count;
-use super::output::{self, Exit, Failure, emit, emit_either, notice};
+use super::output::{self, Exit, Failure, emit, emit_either, notice, printable};
 use super::store::Store;
 use super::time::utc;
 use crate::app::connect;
@@ -209,7 +209,8 @@ pub(super) fn run(args: Args) -> ExitCode {
 }
 
 impl Log {
-    fn etcd(&self) -> Result<EtcdConfig, Failure> {
+    /// The settings of etcd, and the connections. Must be called within a runtime.
+    fn connect(&self) -> Result<(EtcdConfig, Etcd), Failure> {
         let flags = ClusterFlags {
             cluster: self.cluster.clone(),
             cluster_name: self.cluster_name.clone(),
@@ -220,8 +221,10 @@ impl Log {
             cluster_password_file: self.cluster_password_file.clone(),
             ..ClusterFlags::default()
         };
-        let etcd = flags.etcd();
-        etcd.map_err(|error| Failure::usage(error.to_string()))
+        let config = flags.etcd();
+        let config = config.map_err(|error| Failure::usage(error.to_string()))?;
+        let etcd = connect(&config).map_err(|error| Failure::usage(format!("{error:#}")))?;
+        Ok((config, etcd))
     }
 }
 
@@ -253,13 +256,8 @@ fn unanswered(config: &EtcdConfig, error: &str) -> Failure {
     ))
 }
 
-fn usage(error: anyhow::Error) -> Failure {
-    Failure::usage(format!("{error:#}"))
-}
-
 async fn init(args: &InitArgs) -> Result<Exit, Failure> {
-    let config = args.log.etcd()?;
-    let etcd = connect(&config).map_err(usage)?;
+    let (config, etcd) = args.log.connect()?;
     etcd.check().await.map_err(|error| {
         let urls = config.urls.join(", ");
         Failure::transport(format!("{error} ({urls})"))
@@ -343,7 +341,7 @@ fn notice_copy(past: &Past, contents: &Contents) {
     notice(&format!(
         "{} holds a copy of the log of the cluster {}, which ends at record {} of {}: later writes are not in it. If another host of that cluster has a copy that ends later, use that one. Start the hosts of the new cluster with new data directories",
         past.path().display(),
-        mark.name,
+        printable(mark.name.as_bytes()),
         contents.position,
         utc(contents.now_ms)
     ));
@@ -408,8 +406,7 @@ async fn create_from_directory(
 }
 
 async fn status(args: &StatusArgs) -> Result<Exit, Failure> {
-    let config = args.log.etcd()?;
-    let etcd = connect(&config).map_err(usage)?;
+    let (config, etcd) = args.log.connect()?;
     let overview = overview(&etcd, &MachineClock, &config.name, wall_ms()).await;
     let overview = overview.map_err(|error| failed(&config, &error))?;
     emit_either(
@@ -463,8 +460,7 @@ fn status_json(it: &Overview) -> Json {
 }
 
 async fn examine(args: &CheckArgs) -> Result<Exit, Failure> {
-    let config = args.log.etcd()?;
-    let etcd = connect(&config).map_err(usage)?;
+    let (config, etcd) = args.log.connect()?;
     let quota_bytes = args.quota.bytes();
     let report = check(&etcd, &MachineClock, &config.name, wall_ms(), quota_bytes).await;
     emit(report.to_string().as_bytes())?;
@@ -501,8 +497,7 @@ async fn raise(args: &UpgradeArgs) -> Result<Exit, Failure> {
 }
 
 async fn remove(args: &RemoveArgs) -> Result<Exit, Failure> {
-    let config = args.log.etcd()?;
-    let etcd = connect(&config).map_err(usage)?;
+    let (config, etcd) = args.log.connect()?;
     let (name, host) = (&config.name, &args.host);
     let removed = remove_member(&etcd, &MachineClock, name, host).await;
     if !removed.map_err(|error| failed(&config, &error))? {

@@ -241,14 +241,12 @@ impl Context {
             path.map_err(|error| Failure::usage(format!("a path cannot be used: {error}")))
         };
         Ok(Self {
-            url: self.url.clone(),
-            admin: self.admin.clone(),
-            user: self.user.clone(),
             password_file: absolute(&self.password_file)?,
             ca: absolute(&self.ca)?,
             cert: absolute(&self.cert)?,
             cert_key: absolute(&self.cert_key)?,
             data: absolute(&self.data)?,
+            ..self.clone()
         })
     }
 }
@@ -320,8 +318,7 @@ fn list(all: &Contexts, in_json: bool) -> Result<(), Failure> {
         notice("there is no context: add one with `statehouse context add`");
         return Ok(());
     }
-    let mut rows = vec![["", "name", "store", "user"].map(str::to_owned)];
-    rows.extend(all.contexts.iter().map(|(name, context)| {
+    let rows = all.contexts.iter().map(|(name, context)| {
         let data = context.data.as_ref().map(|it| it.display().to_string());
         [
             match all.current.as_ref() == Some(name) {
@@ -332,6 +329,7 @@ fn list(all: &Contexts, in_json: bool) -> Result<(), Failure> {
             (context.url.clone().or(context.admin.clone()).or(data)).unwrap_or_default(),
             context.user.clone().unwrap_or("-".to_owned()),
         ]
-    }));
-    emit(table::of(&rows, 4).as_bytes()).map(drop)
+    });
+    let header = ["", "name", "store", "user"];
+    emit(table::of(header, rows, 4).as_bytes()).map(drop)
 }

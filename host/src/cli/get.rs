@@ -93,28 +93,25 @@ pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {
             "value": stored.map(|(bytes, _)| json_bytes(bytes)),
             "version": stored.map(|(_, version)| version),
         }))?;
+        return Ok(Exit::of(value.is_some()));
     }
     let Some((bytes, version)) = value else {
-        if !args.remote.json {
-            let when = match args.as_of {
-                Some(_) => "did not exist then",
-                None => "does not exist",
-            };
-            notice(&format!("{} {when}", printable(key)));
-        }
+        let when = match args.as_of {
+            Some(_) => "did not exist then",
+            None => "does not exist",
+        };
+        notice(&format!("{} {when}", printable(key)));
         return Ok(Exit::Negative);
     };
-    if !args.remote.json {
-        let mut out = Vec::with_capacity(bytes.len() + 1);
-        if args.with_version {
-            out.extend(format!("{version}\n").into_bytes());
-        }
-        out.extend(&bytes);
-        if io::stdout().is_terminal() {
-            out.push(b'\n');
-        }
-        emit(&out)?;
+    let mut out = Vec::with_capacity(bytes.len() + 1);
+    if args.with_version {
+        out.extend(format!("{version}\n").into_bytes());
     }
+    out.extend(&bytes);
+    if io::stdout().is_terminal() {
+        out.push(b'\n');
+    }
+    emit(&out)?;
     Ok(Exit::Done)
 }
 

@@ -22,19 +22,6 @@ const PASSWORD: &str = "STATEHOUSE_PASSWORD";
 /// Environment variable with the trace context of the calling process, as in other tools.
 const TRACEPARENT: &str = "TRACEPARENT";
 
-/// The address of the store.
-#[derive(Clone, Debug, clap::Args)]
-struct Address {
-    /// Name or address of the store's host [default: 127.0.0.1]
-    #[arg(long, env = "STATEHOUSE_HOST", help_heading = "Connection")]
-    host: Option<String>,
-
-    /// TCP port of the store, or of the broker in front of it [default: 1883]
-    #[arg(long, env = "STATEHOUSE_PORT", help_heading = "Connection",
-          value_parser = clap::value_parser!(u16).range(1..))]
-    port: Option<u16>,
-}
-
 /// Advice if the store is unreachable.
 pub(super) const START_ONE: &str =
     "Start one with `statehouse serve`, or name another with --host and --port";
@@ -45,19 +32,6 @@ pub(super) const TRUST_ONE: &str = "--ca FILE names the CA certificates to trust
 /// Advice if the broker answers CONNACK 0x97.
 const NO_ROOM: &str =
     "It has no room for another session: try again later, or raise `max_sessions` of the store";
-
-/// The credentials of the user.
-#[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Connection")]
-pub(super) struct Account {
-    /// User name
-    #[arg(long, value_name = "NAME", env = "STATEHOUSE_USER")]
-    user: Option<String>,
-
-    /// A file with the password [default: STATEHOUSE_PASSWORD]
-    #[arg(long, value_name = "FILE", env = "STATEHOUSE_PASSWORD_FILE")]
-    password_file: Option<PathBuf>,
-}
 
 /// The certificates of the connection.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -90,12 +64,18 @@ pub(super) struct Certificates {
 
 /// The credentials of the user and the certificates of the connection.
 #[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Connection")]
 pub(super) struct Credentials {
     #[command(flatten)]
     certificates: Certificates,
 
-    #[command(flatten)]
-    account: Account,
+    /// User name
+    #[arg(long, value_name = "NAME", env = "STATEHOUSE_USER")]
+    user: Option<String>,
+
+    /// A file with the password [default: STATEHOUSE_PASSWORD]
+    #[arg(long, value_name = "FILE", env = "STATEHOUSE_PASSWORD_FILE")]
+    password_file: Option<PathBuf>,
 }
 
 impl Certificates {
@@ -119,7 +99,7 @@ impl From<Certificates> for Credentials {
     fn from(certificates: Certificates) -> Self {
         Self {
             certificates,
-            account: Account::default(),
+            ..Self::default()
         }
     }
 }
@@ -128,27 +108,24 @@ impl Credentials {
     /// Adds what the context has and the flags and variables do not name.
     pub(super) fn fill(&mut self, context: Context) {
         let fill = |own: &mut Option<PathBuf>, of_context| *own = own.take().or(of_context);
-        let Self {
-            certificates: own,
-            account,
-        } = self;
+        let own = &mut self.certificates;
         fill(&mut own.ca, context.ca);
         if own.cert.is_none() {
             fill(&mut own.cert, context.cert);
             fill(&mut own.key, context.cert_key);
         }
-        if account.user.is_none() {
-            account.user = context.user;
+        if self.user.is_none() {
+            self.user = context.user;
             if password_variable().is_none() {
-                fill(&mut account.password_file, context.password_file);
+                fill(&mut self.password_file, context.password_file);
             }
         }
     }
 
     /// The user and the password of an operator, if there is a user.
     pub(super) fn operator(&self) -> Result<Option<Login>, Failure> {
-        match self.account.user {
-            Some(_) => self.account.login(None, None),
+        match self.user {
+            Some(_) => self.login_of(None, None),
             None => Ok(None),
         }
     }
@@ -182,34 +159,29 @@ impl Credentials {
     /// not that of a flag, which may name another store.
     pub(super) fn login(&self, url: &BrokerUrl) -> Result<Option<Login>, Failure> {
         let password = url.password.as_ref().map(|it| it.0.as_str());
-        self.account.login(url.user.as_deref(), password)
+        self.login_of(url.user.as_deref(), password)
     }
-}
 
-/// The flags with the URL of a store or its broker.
-const URL_FLAGS: [&str; 2] = ["--url", "--broker"];
-
-/// The password of the environment; an empty one counts as unset.
-fn password_variable() -> Option<String> {
-    std::env::var(PASSWORD).ok().filter(|it| !it.is_empty())
-}
-
-impl Account {
-    /// User and password, of this account or of a URL.
-    fn login(&self, user: Option<&str>, password: Option<&str>) -> Result<Option<Login>, Failure> {
-        let (mut own, mut variable) = (self.clone(), password_variable());
+    /// User and password, of these options or of a URL.
+    fn login_of(
+        &self,
+        user: Option<&str>,
+        password: Option<&str>,
+    ) -> Result<Option<Login>, Failure> {
+        let (mut own_user, mut file) = (self.user.clone(), self.password_file.as_deref());
+        let mut variable = password_variable();
         if let Some(user) = user
             && URL_FLAGS.into_iter().any(has_flag)
             && !has_flag("--user")
         {
-            let is_other = own.user.take().is_some_and(|it| it != user);
+            let is_other = own_user.take().is_some_and(|it| it != user);
             // The password of the environment is that of its user.
             if is_other || password.is_some() {
                 variable = None;
-                own.password_file = own.password_file.filter(|_| has_flag("--password-file"));
+                file = file.filter(|_| has_flag("--password-file"));
             }
         }
-        let own_password = match &own.password_file {
+        let own_password = match file {
             Some(path) => {
                 let read = read_password(path);
                 Some(read.map_err(|error| Failure::usage(error.to_string()))?.0)
@@ -217,7 +189,7 @@ impl Account {
             None => variable,
         };
         let password = own_password.or_else(|| password.map(str::to_owned));
-        let user = own.user.or_else(|| user.map(str::to_owned));
+        let user = own_user.or_else(|| user.map(str::to_owned));
         Ok(match (user, password) {
             // MQTT 5 allows a password without a user (section 3.1.2.9); rumqttc does not.
             (None, Some(_)) => {
@@ -231,6 +203,14 @@ impl Account {
             }),
         })
     }
+}
+
+/// The flags with the URL of a store or its broker.
+const URL_FLAGS: [&str; 2] = ["--url", "--broker"];
+
+/// The password of the environment; an empty one counts as unset.
+fn password_variable() -> Option<String> {
+    std::env::var(PASSWORD).ok().filter(|it| !it.is_empty())
 }
 
 /// The address of the store, and the credentials.
@@ -247,8 +227,14 @@ pub(super) struct Target {
     )]
     url: Option<BrokerUrl>,
 
-    #[command(flatten)]
-    address: Address,
+    /// Name or address of the store's host [default: 127.0.0.1]
+    #[arg(long, env = "STATEHOUSE_HOST", help_heading = "Connection")]
+    host: Option<String>,
+
+    /// TCP port of the store, or of the broker in front of it [default: 1883]
+    #[arg(long, env = "STATEHOUSE_PORT", help_heading = "Connection",
+          value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
 
     /// The context that names the store (see `statehouse context`) [default: the selected one]
     #[arg(
@@ -275,7 +261,7 @@ pub(super) struct Target {
 impl Target {
     /// Whether these options name a store.
     fn is_given(&self) -> bool {
-        self.url.is_some() || self.address.host.is_some() || self.address.port.is_some()
+        self.url.is_some() || self.host.is_some() || self.port.is_some()
     }
 
     /// The same with what the context adds. A context must add nothing if flags name another store,
@@ -311,12 +297,11 @@ impl Target {
 
     /// The URL of the store, from either form.
     pub(super) fn url(&self) -> BrokerUrl {
-        let Address { host, port } = &self.address;
         match &self.url {
             Some(url) => url.clone(),
             None => BrokerUrl::plain(
-                host.as_deref().unwrap_or("127.0.0.1"),
-                port.unwrap_or(MQTT_PORT),
+                self.host.as_deref().unwrap_or("127.0.0.1"),
+                self.port.unwrap_or(MQTT_PORT),
             ),
         }
     }

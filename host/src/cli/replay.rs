@@ -229,13 +229,9 @@ fn difference_text(it: &Json) -> String {
             true => format!("version {}", data::text(&run["version"])),
             false => "no version".to_owned(),
         };
-        let failure = match run["failure"].is_string() {
-            true => format!(
-                " (the policy failed: {})",
-                one_line(run["failure"].as_str().unwrap_or_default())
-            ),
-            false => String::new(),
-        };
+        let failure = run["failure"].as_str();
+        let failure = failure.map(|why| format!(" (the policy failed: {})", one_line(why)));
+        let failure = failure.unwrap_or_default();
         text.push_str(&format!("    {name:<9} {answer}, {version}{failure}\n"));
         for write in run["writes"].as_array().into_iter().flatten() {
             text.push_str(&format!("              {}\n", write_text(write)));

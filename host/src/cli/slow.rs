@@ -93,8 +93,6 @@ fn text(slow: &SlowRequests, is_first: bool) -> String {
         "socket",
         "fuel",
     ];
-    let mut rows = vec![header.map(str::to_owned)];
-    rows.extend(slow.requests.iter().map(row));
     let mut text = match slow.lost {
         // The first list begins with the oldest request that is kept.
         lost if lost > 0 && !is_first => {
@@ -103,7 +101,7 @@ fn text(slow: &SlowRequests, is_first: bool) -> String {
         }
         _ => String::new(),
     };
-    text.push_str(&table::of(&rows, 6));
+    text.push_str(&table::of(header, slow.requests.iter().map(row), 6));
     if is_first {
         let requests = slow.next;
         text.push_str(&format!(

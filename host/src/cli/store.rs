@@ -102,6 +102,7 @@ pub(super) enum Found {
 }
 
 /// The admin API of a store.
+#[derive(Default)]
 pub(super) struct Asked {
     /// One host, or those of a cluster.
     hosts: Vec<Connection>,
@@ -422,8 +423,7 @@ impl Asked {
             Found::Data(data) => Ok(Self {
                 hosts: vec![endpoint(&data)?.into()],
                 data: Some(data),
-                timeout: None,
-                is_one_of_several: false,
+                ..Self::default()
             }),
         }
     }
@@ -434,9 +434,7 @@ impl Asked {
         let hosts = hosts.map(|url| connection(url, credentials, needs));
         Ok(Self {
             hosts: hosts.collect::<Result<_, _>>()?,
-            data: None,
-            timeout: None,
-            is_one_of_several: false,
+            ..Self::default()
         })
     }
 

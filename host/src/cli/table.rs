@@ -1,4 +1,4 @@
-//! Formats rows as a plain text table with aligned columns. The first row is the header.
+//! Formats rows as a plain text table with aligned columns.
 
 use super::output::printable;
 
@@ -6,14 +6,20 @@ use super::output::printable;
 pub(super) const CELL_CHARS_MAX: usize = 64;
 
 /// The lines of the table. The first `left` columns are left-aligned, the others right-aligned.
-pub(super) fn of<const COLUMNS: usize>(rows: &[[String; COLUMNS]], left: usize) -> String {
+pub(super) fn of<const COLUMNS: usize>(
+    header: [&str; COLUMNS],
+    rows: impl IntoIterator<Item = [String; COLUMNS]>,
+    left: usize,
+) -> String {
+    let mut all = vec![header.map(str::to_owned)];
+    all.extend(rows);
     let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
+        let cells = all.iter().map(|row| row[column].chars().count());
         cells.max().unwrap_or(0)
     };
     let widths: [usize; COLUMNS] = std::array::from_fn(width);
     let mut out = String::new();
-    for row in rows {
+    for row in all {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
             match column < left {

@@ -41,8 +41,8 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
 }
 
 fn text(it: &Usage) -> String {
+    let header = ["", "used", "of", "one client may own"];
     let sums = [
-        ["", "used", "of", "one client may own"].map(str::to_owned),
         [
             "keys".to_owned(),
             it.keys.used.to_string(),
@@ -56,7 +56,7 @@ fn text(it: &Usage) -> String {
             it.max_client_bytes.to_string(),
         ],
     ];
-    let mut text = table::of(&sums, 1);
+    let mut text = table::of(header, sums, 1);
     if let Some(disk) = &it.disk {
         let free = disk.free;
         text.push_str(&match disk.full {
@@ -69,8 +69,7 @@ fn text(it: &Usage) -> String {
         text.push_str(&format!("\n{}\n", owners(it.owners)));
         return text;
     }
-    let mut rows = vec![["client", "user", "connected", "keys", "bytes"].map(str::to_owned)];
-    rows.extend(it.clients.iter().map(|it| {
+    let rows = it.clients.iter().map(|it| {
         let connected = match it.connected {
             Some(true) => "yes",
             Some(false) => "no",
@@ -86,9 +85,10 @@ fn text(it: &Usage) -> String {
             it.keys.to_string(),
             it.bytes.to_string(),
         ]
-    }));
+    });
+    let header = ["client", "user", "connected", "keys", "bytes"];
     text.push('\n');
-    text.push_str(&table::of(&rows, 3));
+    text.push_str(&table::of(header, rows, 3));
     let others = it.owners.saturating_sub(it.clients.len() as u64);
     if others > 0 {
         text.push_str(&format!("and {others} more, who own less\n"));

@@ -243,34 +243,21 @@ struct Lines {
 impl Lines {
     /// Reads the file, which must be valid for a store or absent.
     fn read(path: &Path) -> Result<Self, Failure> {
-        let path = path.to_owned();
-        let before = match fs::metadata(&path) {
-            Ok(before) => before,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Self {
-                    path,
-                    lines: Vec::new(),
-                    before: None,
-                });
-            }
-            Err(error) => {
-                let path = path.display();
-                return Err(Failure::usage(format!("cannot read {path}: {error}")));
+        let failed = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
+        let (before, text) = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (None, String::new()),
+            before => {
+                let before = before.map_err(failed)?;
+                Users::open(path).map_err(|error| Failure::usage(error.to_string()))?;
+                (Some(before), fs::read_to_string(path).map_err(failed)?)
             }
         };
-        Users::open(&path).map_err(|error| Failure::usage(error.to_string()))?;
-        let text = fs::read_to_string(&path);
-        let text = text.map_err(|error| {
-            let path = path.display();
-            Failure::usage(format!("cannot read {path}: {error}"))
-        })?;
+        // A byte order mark is no part of the first name.
+        let lines = text.strip_prefix('\u{feff}').unwrap_or(&text).lines();
         Ok(Self {
-            path,
-            // A byte order mark is no part of the first name.
-            lines: (text.strip_prefix('\u{feff}').unwrap_or(&text).lines())
-                .map(Into::into)
-                .collect(),
-            before: Some(before),
+            path: path.to_owned(),
+            lines: lines.map(Into::into).collect(),
+            before,
         })
     }
 
@@ -306,16 +293,12 @@ impl Lines {
     /// Sets a user's hash and keeps its role. Returns true if the user is new.
     fn set(&mut self, name: &str, hash: &str) -> bool {
         let line = format!("{name}:{hash}");
-        match self.find(name) {
-            Some(at) => {
-                let role = self.lines[at].splitn(3, ':').nth(2).map(str::trim);
-                self.lines[at] = role.map_or(line.clone(), |role| format!("{line}:{role}"));
-            }
-            None => {
-                self.lines.push(line);
-                return true;
-            }
-        }
+        let Some(at) = self.find(name) else {
+            self.lines.push(line);
+            return true;
+        };
+        let role = self.lines[at].splitn(3, ':').nth(2).map(str::trim);
+        self.lines[at] = role.map_or(line.clone(), |role| format!("{line}:{role}"));
         false
     }
 
@@ -333,10 +316,7 @@ impl Lines {
     /// Removes a user. Returns false if there is none.
     fn remove(&mut self, name: &str) -> bool {
         let found = self.find(name);
-        if let Some(at) = found {
-            self.lines.remove(at);
-        }
-        found.is_some()
+        found.map(|at| self.lines.remove(at)).is_some()
     }
 
     /// Replaces the file and keeps its owner and mode.

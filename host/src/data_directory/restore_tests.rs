@@ -1,10 +1,12 @@
-//! Tests of restores: the name of the restored store, and files that are not backups.
+//! Tests of restores: the name of the restored store, and files that are not backups. One more test
+//! is about the directory of a host of a cluster, which a store refuses.
 
 use std::fs;
 use std::sync::Arc;
 
-use super::client_id;
-use statehouse_offline::{check_backup, restore};
+use super::{client_id, recover};
+use statehouse_config::{Config, Flags};
+use statehouse_offline::{ClusterMark, check_backup, restore};
 use statehouse_wal::{Directory, Discard, Log, LogPosition, Options, Source, write_snapshot_file};
 
 /// The blocks of an empty state.
@@ -55,4 +57,19 @@ fn a_snapshot_that_needs_its_log_is_not_restored() {
         );
     }
     assert!(!data.exists());
+}
+
+#[test]
+fn directory_of_a_host_is_refused_with_an_escaped_name() {
+    let data = tempfile::tempdir().unwrap();
+    let mark = r#"{"cluster":"07","name":"a\u001b[2J","copy":null}"#;
+    fs::write(ClusterMark::path(data.path()), mark).unwrap();
+    let flags = Flags {
+        data: Some(data.path().to_owned()),
+        ..Flags::default()
+    };
+    let refused = recover(&Config::load(flags).unwrap().storage).err();
+    let refused = refused.expect("it holds no store").to_string();
+    let named = r"the cluster a\u{1b}[2J and may hold";
+    assert!(refused.contains(named), "{refused}");
 }

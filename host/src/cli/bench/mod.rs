@@ -17,7 +17,6 @@ use std::time::Duration;
 use rustls::pki_types::ServerName;
 use statehouse_client::{Login, parse_duration};
 use statehouse_link::is_untrusted;
-use statehouse_link::tls::config;
 
 use self::interruption::Interruption;
 use self::report::{Point, Report};
@@ -468,15 +467,12 @@ fn points(args: &Args) -> Result<Vec<Point>, Failure> {
 
 /// The TLS configuration, if the URL is encrypted.
 fn encryption(credentials: &Credentials, url: &BrokerUrl) -> Result<Option<Encryption>, Failure> {
-    let Some(tls) = credentials.tls(url)? else {
+    if credentials.tls(url)?.is_none() {
         return Ok(None);
-    };
-    let own = tls.certificate.as_ref();
-    let own = own.map(|(certificate, key)| (certificate.as_path(), key.as_path()));
-    let config = config(tls.ca.as_deref(), own);
+    }
     let name = ServerName::try_from(url.host.clone());
     Ok(Some(Encryption {
-        config: config.map_err(|error| Failure::usage(error.to_string()))?,
+        config: credentials.client_config()?,
         name: name.map_err(|_| Failure::usage(format!("{} is no name of a host", url.host)))?,
     }))
 }

@@ -186,11 +186,7 @@ impl Report<'_> {
     /// The report for programs. Times are in microseconds unless the name says otherwise.
     pub(super) fn json(&self) -> Json {
         let args = self.args;
-        let runs: Vec<Json> = self
-            .measured
-            .iter()
-            .map(|(point, it)| run(point, it))
-            .collect();
+        let runs = self.measured.iter().map(|(point, it)| run(point, it));
         json!({
             "statehouse": env!("CARGO_PKG_VERSION"),
             "address": self.address.to_string(),
@@ -203,7 +199,7 @@ impl Report<'_> {
             "seed": args.seed,
             "warm_up_ms": args.warm_up.as_millis() as u64,
             "duration_ms": args.duration.as_millis() as u64,
-            "runs": runs,
+            "runs": runs.collect::<Vec<_>>(),
         })
     }
 }

@@ -178,21 +178,8 @@ fn javascript(args: &Args) -> Result<(String, Vec<u8>), Failure> {
             args.dir.display()
         )));
     }
-    let module = interpreted(
-        args,
-        &absolute(&tool)?,
-        &[
-            "--wit",
-            "wit",
-            "--world",
-            world,
-            "--js",
-            "policy.js",
-            "--sync",
-            "--stub-wasi",
-            "--output",
-        ],
-    )?;
+    let arguments = format!("--wit wit --world {world} --js policy.js --sync --stub-wasi --output");
+    let module = interpreted(args, &absolute(&tool)?, &arguments)?;
     Ok((name, module))
 }
 
@@ -211,28 +198,13 @@ fn python(args: &Args) -> Result<(String, Vec<u8>), Failure> {
         true => absolute(&own)?,
         false => PathBuf::from("componentize-py"),
     };
-    let module = interpreted(
-        args,
-        &tool,
-        &[
-            "-q",
-            "-d",
-            "wit",
-            "-w",
-            world,
-            "componentize",
-            "-s",
-            "-p",
-            "src",
-            "app",
-            "-o",
-        ],
-    )?;
+    let arguments = format!("-q -d wit -w {world} componentize -s -p src app -o");
+    let module = interpreted(args, &tool, &arguments)?;
     Ok((name, module))
 }
 
-/// Runs a tool that writes one file, whose path is its last argument.
-fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, Failure> {
+/// Runs a tool that writes one file, whose path is its last argument. Spaces separate the others.
+fn interpreted(args: &Args, tool: &Path, arguments: &str) -> Result<Vec<u8>, Failure> {
     let project = absolute(&args.dir)?;
     // All builds of a project write the same file, one after another. A file system without locks
     // prevents no build.
@@ -254,7 +226,7 @@ fn interpreted(args: &Args, tool: &Path, arguments: &[&str]) -> Result<Vec<u8>, 
     let _ = fs::remove_file(&made);
     let status = Command::new(tool)
         .current_dir(&args.dir)
-        .args(arguments)
+        .args(arguments.split(' '))
         .arg(&made)
         .stdin(Stdio::null())
         .status();

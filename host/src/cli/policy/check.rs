@@ -138,20 +138,17 @@ fn json(it: &Checked, signers: Option<&[String]>) -> Json {
             json["compile_us"] = json!(micros(fit.compile));
             json["start_us"] = json!(micros(fit.start));
             json["memory_bytes"] = json!(fit.memory_bytes);
-            let commands = fit.commands.iter();
-            let commands: Vec<Json> = commands
-                .map(|cost| {
-                    json!({
-                        "command": cost.command,
-                        "request": cost.request,
-                        "answer": cost.answer,
-                        "failure": cost.failure,
-                        "fuel": cost.fuel,
-                        "time_us": micros(cost.time),
-                    })
+            let commands = fit.commands.iter().map(|cost| {
+                json!({
+                    "command": cost.command,
+                    "request": cost.request,
+                    "answer": cost.answer,
+                    "failure": cost.failure,
+                    "fuel": cost.fuel,
+                    "time_us": micros(cost.time),
                 })
-                .collect();
-            json["commands"] = json!(commands);
+            });
+            json["commands"] = commands.collect();
         }
     }
     json

@@ -4,7 +4,7 @@ use hyper::Method;
 use serde_json::Value as Json;
 
 use super::words::{message, number, policy, text};
-use crate::cli::output::{Exit, Failure, emit_either};
+use crate::cli::output::{Exit, Failure};
 use crate::cli::store::Store;
 use crate::cli::time::utc;
 
@@ -26,7 +26,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let report = args.store.ask(Method::GET, "/v1/shadow").await?;
-    emit_either(args.store.json, || report.clone(), || words(&report))?;
+    args.store.print(&report, words)?;
     let differs = ["different_answer", "different_effect", "failed"];
     let count = |name| report[name].as_u64().unwrap_or_default();
     Ok(Exit::of(differs.into_iter().all(|name| count(name) == 0)))

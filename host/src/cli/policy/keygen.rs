@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::output::{Exit, Failure, emit_either};
 use crate::policies::delivery;
 
 /// Generate a key pair: a secret key to sign policies, and a public key for stores
@@ -54,24 +54,21 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     create(&public, 0o644, &pair.pk.to_bytes())?;
     let digits = delivery::digits(&pair.pk);
     let id = delivery::id(&pair.pk);
-    if args.json {
-        emit_json(&json!({
-            "secret": secret.display().to_string(),
-            "public": public.display().to_string(),
+    let (secret, public) = (secret.display(), public.display());
+    let in_json = || {
+        json!({
+            "secret": secret.to_string(),
+            "public": public.to_string(),
             "trusted_key": digits,
             "id": id,
-        }))?;
-    } else {
-        emit(
-            format!(
-                "{} signs policies: keep it secret\n{} is for the stores: --trusted-keys {}, or in the configuration\ntrusted_keys = [\"{digits}\"]\nkey id {id}\n",
-                secret.display(),
-                public.display(),
-                public.display(),
-            )
-            .as_bytes(),
-        )?;
-    }
+        })
+    };
+    let in_words = || {
+        format!(
+            "{secret} signs policies: keep it secret\n{public} is for the stores: --trusted-keys {public}, or in the configuration\ntrusted_keys = [\"{digits}\"]\nkey id {id}\n"
+        )
+    };
+    emit_either(args.json, in_json, in_words)?;
     Ok(Exit::Done)
 }
 

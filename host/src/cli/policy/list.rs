@@ -46,13 +46,13 @@ const HEAD: [&str; 7] = [
 ];
 
 fn in_words(listing: &Json) -> String {
-    let mut rows = vec![HEAD.map(str::to_owned)];
-    for view in listing["policies"].as_array().into_iter().flatten() {
+    let policies = listing["policies"].as_array().into_iter().flatten();
+    let rows = policies.map(|view| {
         let roles = view["roles"].as_array().into_iter().flatten();
         let roles: Vec<String> = roles.map(text).collect();
         let failures = view["failures"].as_object().into_iter().flatten();
         let failures: u64 = failures.filter_map(|(_, count)| count.as_u64()).sum();
-        rows.push([
+        [
             format!("{}@{}", text(&view["name"]), text(&view["version"])),
             short(&view["digest"]),
             if roles.is_empty() {
@@ -64,9 +64,9 @@ fn in_words(listing: &Json) -> String {
             failures.to_string(),
             number(&view["fuel_mean"]),
             number(&view["fuel_max"]),
-        ]);
-    }
-    let mut out = table::of(&rows, 3);
+        ]
+    });
+    let mut out = table::of(HEAD, rows, 3);
     out.push_str(&origins(listing));
     out.push_str(&last_failures(listing));
     out.push_str(&hidden_states(listing));

@@ -25,9 +25,6 @@ use statehouse_config::{BrokerUrl, ClientId, limits};
 use statehouse_core::policy::Digest;
 use statehouse_testkit::read_policy;
 
-/// Exit code if the store refuses.
-const EXIT_REFUSED: u8 = 4;
-
 /// Bytes of a packet apart from its chunk.
 const ENVELOPE_BYTES: usize = 512;
 
@@ -185,10 +182,7 @@ fn report(args: &Args, status: &Json) -> Result<Exit, Failure> {
     }
     if status["state"] == "failed" {
         let why = one_line(status["error"].as_str().unwrap_or_default());
-        return Err(Failure::new(
-            EXIT_REFUSED,
-            format!("the store refused: {why}"),
-        ));
+        return Err(Failure::refused(format!("the store refused: {why}")));
     }
     if !args.json {
         let active = &status["active"];
@@ -382,14 +376,11 @@ fn configured(mut options: MqttOptions) -> MqttOptions {
 fn subscribed(ack: &SubAck) -> Result<(), Failure> {
     match ack.return_codes.first() {
         Some(SubscribeReasonCode::Success(_)) => Ok(()),
-        other => Err(Failure::new(
-            EXIT_REFUSED,
-            format!(
-                "the broker refused the subscription to {}: {}",
-                delivery::STATUS,
-                describe_suback(other)
-            ),
-        )),
+        other => Err(Failure::refused(format!(
+            "the broker refused the subscription to {}: {}",
+            delivery::STATUS,
+            describe_suback(other)
+        ))),
     }
 }
 
@@ -403,7 +394,7 @@ fn accepted(ack: &PubAck) -> Result<(), Failure> {
             let properties = ack.properties.as_ref();
             let text = properties.and_then(|it| it.reason_string.as_deref());
             let text = text.map_or_else(|| reason_name(&other), |it| printable(it.as_bytes()));
-            Err(Failure::new(EXIT_REFUSED, text))
+            Err(Failure::refused(text))
         }
     }
 }

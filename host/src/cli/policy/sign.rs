@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::cli::output::{Exit, Failure, emit, emit_json};
+use crate::cli::output::{Exit, Failure, emit_either};
 use crate::policies::delivery;
 use statehouse_testkit::read_policy;
 
@@ -49,22 +49,12 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     fs::write(&args.output, &signed).map_err(|error| {
         Failure::usage(format!("cannot write {}: {error}", args.output.display()))
     })?;
-    let digest = blake3::hash(&signed);
+    let (file, digest) = (args.output.display(), blake3::hash(&signed));
     let id = delivery::id(&delivery::public(&key));
-    if args.json {
-        emit_json(&json!({
-            "file": args.output.display().to_string(),
-            "digest": format!("blake3:{digest}"),
-            "key": id,
-        }))?;
-    } else {
-        emit(
-            format!(
-                "signed {} with the key {id}\nblake3:{digest}\n",
-                args.output.display()
-            )
-            .as_bytes(),
-        )?;
-    }
+    emit_either(
+        args.json,
+        || json!({ "file": file.to_string(), "digest": format!("blake3:{digest}"), "key": id }),
+        || format!("signed {file} with the key {id}\nblake3:{digest}\n"),
+    )?;
     Ok(Exit::Done)
 }

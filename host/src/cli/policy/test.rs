@@ -175,22 +175,19 @@ impl Total {
 
 fn text(name: &str, report: &transcript::Report) -> String {
     let mut text = String::new();
-    let line = one_line;
+    let mut add = |line: usize, rows: &[(&str, &str)]| {
+        text.push_str(&format!("{name}:{line}\n"));
+        for (label, value) in rows {
+            text.push_str(&format!("  {label:<21}{}\n", one_line(value)));
+        }
+    };
     for it in &report.different {
-        text.push_str(&format!(
-            "{name}:{}\n  the transcript says  {}\n  the policy says      {}\n",
-            it.line,
-            line(&it.says),
-            line(&it.came)
-        ));
+        let says = ("the transcript says", &*it.says);
+        add(it.line, &[says, ("the policy says", &it.came)]);
     }
     for it in &report.failed {
-        text.push_str(&format!(
-            "{name}:{}\n  the policy fails at  {}\n  the cause is         {}\n",
-            it.line,
-            line(&it.request),
-            line(&it.why)
-        ));
+        let request = ("the policy fails at", &*it.request);
+        add(it.line, &[request, ("the cause is", &it.why)]);
     }
     // A failure that the policy logged, such as a panic, is shown above.
     let is_cause = |at: &LoggedAt| {
@@ -199,19 +196,12 @@ fn text(name: &str, report: &transcript::Report) -> String {
         here.any(|it| matches!(it.why.strip_prefix(&logged), Some(rest) if rest.is_empty() || rest.starts_with(" (")))
     };
     for it in report.logged.iter().filter(|it| !is_cause(it)) {
-        let (level, text_of_it) = (it.logged.level, one_line(&it.logged.text));
-        text.push_str(&format!(
-            "{name}:{}\n  the policy logs      {level}: {text_of_it}\n",
-            it.line
-        ));
+        let logged = format!("{}: {}", it.logged.level, it.logged.text);
+        add(it.line, &[("the policy logs", &logged)]);
     }
     for it in &report.hidden {
-        text.push_str(&format!(
-            "{name}:{}\n  hidden state         {}\n  it shows             {}\n",
-            it.line,
-            line(&it.request),
-            line(&it.what)
-        ));
+        let request = ("hidden state", &*it.request);
+        add(it.line, &[request, ("it shows", &it.what)]);
     }
     text
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -131,9 +132,8 @@ fn rate_lines(it: &Rates) -> Vec<Line<'static>> {
 fn latency_lines(it: &Latencies, overview: &Overview) -> Vec<Line<'static>> {
     let row =
         |name: &str, it: &Latency| [name.to_owned(), time(it.p50), time(it.p99), time(it.max)];
-    let heading = ["latency", "p50", "p99", "max"].map(str::to_owned);
+    let heading = ["latency", "p50", "p99", "max"];
     let mut rows = vec![
-        heading,
         row("request", &it.request),
         row("  queue", &it.stages.queue),
         row("  policy", &it.stages.policy),
@@ -142,7 +142,7 @@ fn latency_lines(it: &Latencies, overview: &Overview) -> Vec<Line<'static>> {
         row("notification", &it.notification),
     ];
     rows.extend(overview.disk.as_ref().map(|it| row("disk", &it.flush_us)));
-    let text = table::of(&rows, 1);
+    let text = table::of(heading, rows, 1);
     let mut lines: Vec<Line<'_>> = text.lines().map(|it| Line::from(it.to_owned())).collect();
     if let Some(first) = lines.first_mut() {
         first.style = STRONG;
@@ -150,74 +150,52 @@ fn latency_lines(it: &Latencies, overview: &Overview) -> Vec<Line<'static>> {
     lines
 }
 
-/// A use with its limit.
-struct Use {
-    name: &'static str,
-    used: String,
-    limit: String,
-    percent: Option<u64>,
-}
-
-impl Use {
-    fn bytes(name: &'static str, used: u64, limit: Option<u64>) -> Self {
-        Self {
-            name,
-            used: size(used),
-            limit: limit.map_or_else(String::new, size),
-            percent: percent(used, limit),
-        }
-    }
-
-    fn count(name: &'static str, used: u64, limit: Option<u64>) -> Self {
-        Self {
-            name,
-            used: used.to_string(),
-            limit: limit.map_or_else(String::new, |it| it.to_string()),
-            percent: percent(used, limit),
-        }
-    }
-
-    fn line(&self) -> Line<'static> {
-        let (name, used, limit) = (self.name, &self.used, &self.limit);
-        let Some(percent) = self.percent else {
-            return Line::from(format!("{name:<8}{used:>10}"));
-        };
-        let style = match percent {
-            ALARM_PERCENT.. => ALARM,
-            WARNING_PERCENT.. => WARNING,
-            _ => Style::new(),
-        };
-        let text = format!("{name:<8}{used:>10} of {limit:<10}");
-        Line::from(vec![
-            Span::raw(text),
-            Span::styled(format!("{percent:>4} %"), style),
-        ])
-    }
+/// A use with its limit. `shown` is the form of both.
+fn usage_line(
+    name: &str,
+    used: u64,
+    limit: Option<u64>,
+    shown: impl Fn(u64) -> String,
+) -> Line<'static> {
+    let text = format!("{name:<8}{:>10}", shown(used));
+    let Some((limit, percent)) = limit.zip(percent(used, limit)) else {
+        return Line::from(text);
+    };
+    let style = match percent {
+        ALARM_PERCENT.. => ALARM,
+        WARNING_PERCENT.. => WARNING,
+        _ => Style::new(),
+    };
+    Line::from(vec![
+        Span::raw(format!("{text} of {:<10}", shown(limit))),
+        Span::styled(format!("{percent:>4} %"), style),
+    ])
 }
 
 fn usage_lines(it: &Overview) -> Vec<Line<'static>> {
     let limit = |name: &str| it.limits.get(name).copied();
-    let mut uses = Vec::new();
-    if let Some(size) = &it.store_size {
-        uses.push(Use::count("keys", size.keys, limit("max_keys")));
-        uses.push(Use::bytes("table", size.bytes, limit("max_bytes")));
-        uses.push(Use::count("watches", size.watches, limit("max_watches")));
+    let count = |number: u64| number.to_string();
+    let mut lines = Vec::new();
+    if let Some(it) = &it.store_size {
+        lines.push(usage_line("keys", it.keys, limit("max_keys"), count));
+        lines.push(usage_line("table", it.bytes, limit("max_bytes"), size));
+        let most = limit("max_watches");
+        lines.push(usage_line("watches", it.watches, most, count));
     }
     if let Some(rss) = it.memory.rss {
-        uses.push(Use::bytes("memory", rss, it.memory.limit));
+        lines.push(usage_line("memory", rss, it.memory.limit, size));
     }
     if let Some(disk) = &it.disk {
         let used: u64 = disk.used.values().sum();
-        uses.push(Use::bytes("disk", used, Some(used + disk.free)));
+        lines.push(usage_line("disk", used, Some(used + disk.free), size));
     }
     if let Some(clients) = &it.clients {
         let limit = Some(clients.limit);
-        uses.push(Use::count("clients", clients.connected, limit));
+        lines.push(usage_line("clients", clients.connected, limit, count));
     }
     if let Some(fds) = it.process.fds {
-        uses.push(Use::count("files", fds, it.process.fds_limit));
+        lines.push(usage_line("files", fds, it.process.fds_limit, count));
     }
-    let mut lines: Vec<Line<'_>> = uses.iter().map(Use::line).collect();
     if let Some(cpu) = it.process.cpu {
         let cpu = format!("{:.0} %", cpu * 100.0);
         lines.push(Line::from(format!(
@@ -230,9 +208,9 @@ fn usage_lines(it: &Overview) -> Vec<Line<'static>> {
 
 fn heading_line(screen: &Screen) -> Line<'static> {
     let mut spans = Vec::new();
-    for (number, view) in View::ALL.into_iter().enumerate() {
+    for (number, view) in View::value_variants().iter().enumerate() {
         let text = format!(" {} {} ", number + 1, view.name());
-        spans.push(match view == screen.view {
+        spans.push(match *view == screen.view {
             true => Span::styled(text, Style::new().remove_modifier(Modifier::REVERSED)),
             false => Span::raw(text),
         });

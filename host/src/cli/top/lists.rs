@@ -80,8 +80,7 @@ fn policies(policies: &[PolicyRate], order: usize) -> String {
         _ => policies.sort_by(|a, b| b.calls_per_s.total_cmp(&a.calls_per_s)),
     }
     let header = ["policy", "digest", "roles", "calls/s", "failures", "fuel"];
-    let mut rows = vec![header.map(str::to_owned)];
-    rows.extend(policies.iter().map(|it| {
+    let rows = policies.iter().map(|it| {
         [
             cell(&format!("{}@{}", it.name, it.version)),
             cell(it.digest.get(..8).unwrap_or(&it.digest)),
@@ -90,8 +89,8 @@ fn policies(policies: &[PolicyRate], order: usize) -> String {
             it.failures.to_string(),
             it.fuel_mean.to_string(),
         ]
-    }));
-    table::of(&rows, 3)
+    });
+    table::of(header, rows, 3)
 }
 
 fn clients(clients: &Clients, order: usize, now_ms: u64) -> String {
@@ -110,8 +109,7 @@ fn clients(clients: &Clients, order: usize, now_ms: u64) -> String {
         "queued",
         "in flight",
     ];
-    let mut rows = vec![header.map(str::to_owned)];
-    rows.extend(known.iter().map(|it| {
+    let rows = known.iter().map(|it| {
         let since = it.since_ms.map(|ms| now_ms.saturating_sub(ms));
         [
             short(&it.client),
@@ -122,8 +120,8 @@ fn clients(clients: &Clients, order: usize, now_ms: u64) -> String {
             size(it.queued_bytes),
             it.in_flight.to_string(),
         ]
-    }));
-    table::of(&rows, 3)
+    });
+    table::of(header, rows, 3)
 }
 
 /// A name that leaves room for the other columns.
@@ -143,8 +141,7 @@ fn slow(slow: &SlowRequests, order: usize) -> String {
     let header = [
         "time", "client", "command", "total", "queue", "policy", "flush", "send", "key",
     ];
-    let mut rows = vec![header.map(str::to_owned)];
-    rows.extend(requests.iter().map(|it| {
+    let rows = requests.iter().map(|it| {
         let at = utc(it.at_ms);
         [
             at.get(11..19).unwrap_or(&at).to_owned(),
@@ -157,8 +154,8 @@ fn slow(slow: &SlowRequests, order: usize) -> String {
             time(Some(it.socket_us)),
             key_cell(it),
         ]
-    }));
-    table::of(&rows, 3)
+    });
+    table::of(header, rows, 3)
 }
 
 fn cluster(it: &ClusterView) -> String {
@@ -168,7 +165,6 @@ fn cluster(it: &ClusterView) -> String {
     };
     let leader = it.leader.as_deref().map_or("none".to_owned(), cell);
     let mut rows = vec![
-        ["cluster".to_owned(), cell(&it.name)],
         ["this host is".to_owned(), cell(&it.role)],
         ["leader".to_owned(), leader],
         ["epoch".to_owned(), it.epoch.to_string()],
@@ -189,5 +185,5 @@ fn cluster(it: &ClusterView) -> String {
         size(it.log_bytes)
     );
     rows.push(["log since the snapshot".to_owned(), log]);
-    table::of(&rows, 2)
+    table::of(["cluster", &cell(&it.name)], rows, 2)
 }

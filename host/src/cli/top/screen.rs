@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::Figures;
@@ -28,14 +29,6 @@ pub(super) enum View {
 }
 
 impl View {
-    pub(super) const ALL: [Self; 5] = [
-        Self::Keys,
-        Self::Policies,
-        Self::Clients,
-        Self::Slow,
-        Self::Cluster,
-    ];
-
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Keys => "keys",
@@ -145,11 +138,10 @@ impl Screen {
                 self.top = 0;
             }
             KeyCode::Char(digit @ '1'..='5') => {
-                return self.choose(View::ALL[digit as usize - '1' as usize]);
+                return self.choose(digit as usize - '1' as usize);
             }
             KeyCode::Tab => {
-                let next = (self.view as usize + 1) % View::ALL.len();
-                return self.choose(View::ALL[next]);
+                return self.choose((self.view as usize + 1) % View::value_variants().len());
             }
             KeyCode::Up | KeyCode::Char('k') => self.top = self.top.saturating_sub(1),
             KeyCode::Down | KeyCode::Char('j') => self.top = self.top.saturating_add(1),
@@ -161,8 +153,8 @@ impl Screen {
         Next::Stay
     }
 
-    fn choose(&mut self, view: View) -> Next {
-        (self.view, self.order, self.top) = (view, 0, 0);
+    fn choose(&mut self, number: usize) -> Next {
+        (self.view, self.order, self.top) = (View::value_variants()[number], 0, 0);
         Next::Ask
     }
 }
