@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use statehouse::STANDARD_POLICY;
+use statehouse_core::clock;
 use statehouse_core::policy::{
     Access, Denial, Dialect, Engine, Entry, Host, Instance, Page, Put, Reached, Request, Scope,
     Stamp,
@@ -61,7 +62,7 @@ impl Host for OneKey {
         refused()
     }
 
-    fn put(&mut self, _: Put<'_>) -> Result<statehouse_core::clock::Stamp, Denial> {
+    fn put(&mut self, _: Put<'_>) -> Result<clock::Stamp, Denial> {
         refused()
     }
 
@@ -81,16 +82,11 @@ impl Host for OneKey {
         refused()
     }
 
-    fn follow(&mut self, _: Scope, _: &[u8]) -> Result<statehouse_core::clock::Stamp, Denial> {
+    fn follow(&mut self, _: Scope, _: &[u8]) -> Result<clock::Stamp, Denial> {
         refused()
     }
 
-    fn follow_since(
-        &mut self,
-        _: Scope,
-        _: &[u8],
-        _: statehouse_core::clock::Stamp,
-    ) -> Result<Reached, Denial> {
+    fn follow_since(&mut self, _: Scope, _: &[u8], _: clock::Stamp) -> Result<Reached, Denial> {
         refused()
     }
 
@@ -106,7 +102,7 @@ impl Host for OneKey {
         Vec::new()
     }
 
-    fn may_have_assigned(&self, _: statehouse_core::clock::Stamp) -> bool {
+    fn may_have_assigned(&self, _: clock::Stamp) -> bool {
         true
     }
 

@@ -21,22 +21,25 @@
 //! every responder.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Client, Server, resp};
+use common::{Client, Running, Server, resp};
 use rumqttc::NetworkOptions;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{ConnectProperties, Packet, Publish, PublishProperties};
 use rumqttc::v5::{AsyncClient, Event, MqttOptions};
+use servers::{Process, mosquitto};
 use statehouse_core::request::REQUEST_TOPIC;
 use tokio::sync::mpsc;
 
 mod common;
+#[path = "rivals/servers.rs"]
+#[allow(dead_code, reason = "only Mosquitto is started here")]
+mod servers;
 
 /// Clients, and requests in flight of each. Mosquitto queues at most a thousand in total.
 const LOADS: [(usize, usize); 3] = [(1, 1), (50, 1), (50, 16)];
@@ -96,16 +99,14 @@ fn main() {
     println!(
         "SET of 64 bytes, a key for each client; medians of {rounds} rounds of {round:?}; the ratio is that of requests/s, round by round"
     );
-    for (broker, line) in [
-        ("Mosquitto's defaults", ""),
-        ("set_tcp_nodelay", "set_tcp_nodelay true"),
-    ] {
-        let broker_of = Mosquitto::start(directory.path(), line);
-        println!("\n{broker}\n");
+    for (name, nodelay) in [("Mosquitto's defaults", false), ("set_tcp_nodelay", true)] {
+        let broker = mosquitto(directory.path(), nodelay);
+        let broker = broker.expect("Debian's package mosquitto is installed");
+        println!("\n{name}\n");
         println!("| clients | in flight | | requests/s | p50 us | p99 us | ratio to echo |");
         println!("|---|---|---|---|---|---|---|");
         for (clients, in_flight) in LOADS {
-            compare(&broker_of, directory.path(), rounds, |address| {
+            compare(&broker, directory.path(), rounds, |address| {
                 load(address, clients, in_flight, round)
             })
             .into_iter()
@@ -116,7 +117,7 @@ fn main() {
 
 /// Runs all targets under the same load. Returns a row for each.
 fn compare(
-    broker: &Mosquitto,
+    broker: &Process,
     directory: &Path,
     rounds: usize,
     load: impl Fn(&str) -> Figures,
@@ -163,14 +164,14 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// Starts a target, runs one round on it, and clears its session at the broker.
 fn measure(
     target: Target,
-    broker: &Mosquitto,
+    broker: &Process,
     place: &Path,
     load: impl Fn(&str) -> Figures,
 ) -> Figures {
     let url = format!("mqtt://{}", broker.address);
     let attached = |durability| {
         let arguments = ["--broker", &url, "--broker-client-id", RESPONDER];
-        Responder::start(
+        start_responder(
             Command::new(env!("CARGO_BIN_EXE_statehouse"))
                 .args(["serve", "--log-filter", "warn", "--durability", durability])
                 .args(arguments),
@@ -179,8 +180,8 @@ fn measure(
     };
     let echo = || {
         let program = std::env::current_exe().expect("this program has a path");
-        let port = broker.address.rsplit(':').next().expect("a port");
-        Responder::start(Command::new(program).args(["--echo", port]), place)
+        let port = broker.address.port().to_string();
+        start_responder(Command::new(program).args(["--echo", &port]), place)
     };
     let (responder, server) = match target {
         Target::Echo => (Some(echo()), None),
@@ -191,12 +192,12 @@ fn measure(
             Some(Server::start(place, &["--durability", "memory"])),
         ),
     };
-    let address = server.as_ref().map_or(&broker.address, |it| &it.address);
-    let figures = load(address);
+    let broker = broker.address.to_string();
+    let figures = load(server.as_ref().map_or(&broker, |it| &it.address));
     drop(responder);
     if target != Target::Embedded {
         // The session of this responder would queue the requests to the next one.
-        drop(Client::connect(&broker.address, RESPONDER));
+        drop(Client::connect(&broker, RESPONDER));
     }
     figures
 }
@@ -242,83 +243,17 @@ fn load(address: &str, clients: usize, in_flight: usize, round: Duration) -> Fig
     }
 }
 
-/// A process that answers requests at the broker. Drop ends it.
-struct Responder(Child);
-
-impl Responder {
-    /// Runs a command up to its line `ready`.
-    fn start(command: &mut Command, place: &Path) -> Self {
-        let mut process = command
-            .current_dir(place)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("cargo built the binary before the benchmark");
-        let output = process.stdout.take().expect("it is piped");
-        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
-        assert!(lines.any(|line| line == "ready"), "{command:?} ended");
-        Self(process)
-    }
-}
-
-impl Drop for Responder {
-    fn drop(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A Mosquitto process. Drop ends it.
-struct Mosquitto {
-    process: Child,
-    address: String,
-}
-
-impl Mosquitto {
-    /// Starts Mosquitto with its defaults, anonymous access and this configuration line.
-    fn start(directory: &Path, line: &str) -> Self {
-        // A port that was free just now, because Mosquitto cannot choose a free port.
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = free.local_addr().expect("it is bound");
-        drop(free);
-        let file = directory.join("mosquitto.conf");
-        let lines = format!(
-            "listener {} 127.0.0.1\nallow_anonymous true\n{line}\n",
-            address.port()
-        );
-        std::fs::write(&file, lines).expect("a file");
-        // Debian installs Mosquitto in a directory that is not in a user's PATH.
-        let program = match Path::new("/usr/sbin/mosquitto").exists() {
-            true => "/usr/sbin/mosquitto",
-            false => "mosquitto",
-        };
-        let mut process = Command::new(program)
-            .arg("-c")
-            .arg(&file)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("Debian's package mosquitto is installed");
-        let output = process.stderr.take().expect("it is piped");
-        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
-        assert!(
-            lines.any(|line| line.ends_with(" running")),
-            "mosquitto ended"
-        );
-        // Mosquitto would block if its output were not read.
-        thread::spawn(move || lines.for_each(drop));
-        Self {
-            process,
-            address: address.to_string(),
-        }
-    }
-}
-
-impl Drop for Mosquitto {
-    fn drop(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// Starts a process that answers requests at the broker, and waits for its line `ready`.
+fn start_responder(command: &mut Command, place: &Path) -> Running {
+    let mut process = command
+        .current_dir(place)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("cargo built the binary before the benchmark");
+    let output = process.stdout.take().expect("it is piped");
+    let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == "ready"), "{command:?} ended");
+    Running(process)
 }
 
 /// Answers every request with its own payload. Runs until it is killed.

@@ -12,7 +12,6 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -128,12 +127,8 @@ fn shadow(server: &Server, admin: &Admin, twin: &str) {
 /// Runs clients until `act` returns. `act` gets the number of answered requests. Returns requests
 /// per second.
 fn under_load(server: &Server, act: impl FnOnce(&AtomicU64)) -> f64 {
-    static ROUND_NUMBER: Mutex<usize> = Mutex::new(0);
-    let round = {
-        let mut number = ROUND_NUMBER.lock().expect("no holder panics");
-        *number += 1;
-        *number
-    };
+    static ROUND_NUMBER: AtomicU64 = AtomicU64::new(1);
+    let round = ROUND_NUMBER.fetch_add(1, Ordering::Relaxed);
     let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let clients: Vec<_> = (0..CLIENTS)
         .map(|id| Client::connect(&server.address, &format!("client{round}-{id}")))

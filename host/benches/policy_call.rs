@@ -58,6 +58,13 @@ fn scope_of(scope: Scope) -> policy::Scope {
     }
 }
 
+fn stamp(version: clock::Stamp) -> Stamp {
+    Stamp {
+        wall: version.wall,
+        counter: version.counter,
+    }
+}
+
 impl Host for Native<'_> {
     fn head(&mut self, key: &Given, access: Access) -> Result<Option<Entry>, Fault> {
         let key = self.slice(key);
@@ -115,11 +122,7 @@ impl Host for Native<'_> {
             }),
             expires_ms,
         };
-        let version = self.transaction.put(put).map_err(fault)?;
-        Ok(Stamp {
-            wall: version.wall,
-            counter: version.counter,
-        })
+        self.transaction.put(put).map(stamp).map_err(fault)
     }
 
     fn delete(&mut self, key: &Given) -> Result<bool, Fault> {
@@ -151,11 +154,8 @@ impl Host for Native<'_> {
 
     fn follow(&mut self, scope: Scope, key: &Given) -> Result<Stamp, Fault> {
         let (scope, key) = (scope_of(scope), self.slice(key));
-        let version = self.transaction.follow(scope, key).map_err(fault)?;
-        Ok(Stamp {
-            wall: version.wall,
-            counter: version.counter,
-        })
+        let version = self.transaction.follow(scope, key);
+        version.map(stamp).map_err(fault)
     }
 
     fn follow_since(&mut self, scope: Scope, key: &Given, since: Stamp) -> Result<Reached, Fault> {
@@ -167,10 +167,7 @@ impl Host for Native<'_> {
         let reached = self.transaction.follow_since(scope, key, since);
         let reached = reached.map_err(fault)?;
         Ok(Reached {
-            version: Stamp {
-                wall: reached.version.wall,
-                counter: reached.version.counter,
-            },
+            version: stamp(reached.version),
             complete: reached.complete,
         })
     }

@@ -21,6 +21,7 @@ use statehouse_core::policy::{Engine, Policy, Registry};
 use statehouse_core::request::{Delivery, Incoming};
 use statehouse_core::store::{Peer, Quota, Store, Transaction};
 use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_loadgen::Usage;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 
 const NOW_MS: u64 = 1_700_000_000_000;
@@ -183,10 +184,8 @@ fn worked_ns() -> f64 {
 }
 
 fn resident_mb() -> f64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("it runs");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok());
-    kib.expect("every process has a VmRSS") * 1024.0 / 1e6
+    let usage = Usage::of(std::process::id()).expect("it runs");
+    usage.resident as f64 / 1e6
 }
 
 fn keys(policy: &Arc<Policy<Transaction>>, counts: &[u64]) {

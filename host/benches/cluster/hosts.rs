@@ -3,12 +3,12 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::Server;
+use crate::common::{Running, Server};
 use crate::etcd::{Etcd, insist};
 use crate::servers::free_address;
 
@@ -42,7 +42,7 @@ pub(crate) struct Host {
     name: String,
     pub(crate) address: SocketAddr,
     command: Command,
-    process: Child,
+    process: Running,
     /// What it has printed since its start.
     lines: Arc<Mutex<Vec<String>>>,
     data: PathBuf,
@@ -74,7 +74,7 @@ impl Host {
     }
 
     pub(crate) fn id(&self) -> u32 {
-        self.process.id()
+        self.process.0.id()
     }
 
     /// The number of its leadership, if it leads.
@@ -106,8 +106,8 @@ impl Host {
     }
 
     pub(crate) fn kill(&mut self) {
-        self.process.kill().expect("it runs");
-        self.process.wait().expect("it has ended");
+        self.process.0.kill().expect("it runs");
+        self.process.0.wait().expect("it has ended");
         self.lines.lock().expect("no reader panics").clear();
     }
 
@@ -131,15 +131,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
-    fn drop(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn run(command: &mut Command) -> (Child, Arc<Mutex<Vec<String>>>) {
+fn run(command: &mut Command) -> (Running, Arc<Mutex<Vec<String>>>) {
     let mut process = command.spawn().expect("cargo built the binary before");
     let output = process.stdout.take().expect("it is piped");
     let lines = Arc::<Mutex<Vec<String>>>::default();
@@ -149,7 +141,7 @@ fn run(command: &mut Command) -> (Child, Arc<Mutex<Vec<String>>>) {
             written.lock().expect("no reader panics").push(line);
         }
     });
-    (process, lines)
+    (Running(process), lines)
 }
 
 /// Waits until `look` finds something, and panics after [`PATIENCE`].

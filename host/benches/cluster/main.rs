@@ -31,9 +31,6 @@ mod hosts;
 #[allow(dead_code, reason = "etcd is no contender here")]
 mod servers;
 
-/// Length of all values.
-const VALUE_BYTES: usize = 64;
-
 /// The number of keys while requests are measured.
 const KEYS: u64 = 10_000;
 
@@ -115,7 +112,6 @@ fn main() {
                 in_flight: *in_flight,
                 reads: *reads,
                 keys: KEYS,
-                value_bytes: VALUE_BYTES,
                 round: options.round,
             };
             bench.measure(name, &work, options.rounds);
@@ -231,14 +227,8 @@ fn forwarding_ratio(figures: &[Vec<Figures>]) -> f64 {
 }
 
 fn print_row(name: &str, it: Figures, single_per_second: f64) {
-    println!(
-        "| {name} | {:.0} | {:.0} | {:.0} | {} | {:.2} |",
-        it.per_second,
-        it.p50_us,
-        it.p99_us,
-        it.cpu_us.map_or(String::new(), |us| format!("{us:.1}")),
-        it.per_second / single_per_second,
-    );
+    let ratio = it.per_second / single_per_second;
+    println!("| {name} | {it} | {ratio:.2} |");
 }
 
 fn run(address: std::net::SocketAddr, pid: u32, work: &Work, job: Job) -> Result<Figures, String> {
@@ -256,7 +246,6 @@ fn fill(address: std::net::SocketAddr, pid: u32, keys: u64) {
         in_flight: 16,
         reads: 0,
         keys,
-        value_bytes: VALUE_BYTES,
         round: Duration::from_secs(1),
     };
     run(address, pid, &work, Job::Fill).unwrap_or_else(|why| panic!("the keys are not set: {why}"));

@@ -12,9 +12,20 @@ use statehouse_mqtt::PropertiesBuilder;
 /// A command as an array of bulk strings.
 pub(crate) use statehouse_policy::resp::request as resp;
 
-/// A store process. Drop ends it.
+/// A process. Drop ends it.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // An error means that the process has already ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A store process.
 pub(crate) struct Server {
-    process: Child,
+    process: Running,
     pub(crate) address: String,
 }
 
@@ -36,21 +47,14 @@ impl Server {
             .expect("a store prints its address");
         let ready = lines.next().expect("a store prints that it is ready");
         assert_eq!(ready, "ready");
+        let process = Running(process);
         Self { process, address }
     }
 
     /// The process id.
     #[allow(dead_code, reason = "not every benchmark needs the process id")]
     pub(crate) fn id(&self) -> u32 {
-        self.process.id()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.process.0.id()
     }
 }
 

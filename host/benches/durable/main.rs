@@ -21,11 +21,15 @@ use std::time::{Duration, Instant};
 
 use common::{Client, Server, resp};
 use redis::Redis;
+use statehouse_loadgen::Usage;
 
 #[path = "../common/mod.rs"]
 mod common;
 mod device;
 mod redis;
+#[path = "../rivals/servers.rs"]
+#[allow(dead_code, reason = "the clients of this benchmark are its own")]
+mod servers;
 
 const ROUND: Duration = Duration::from_secs(3);
 const CLIENTS: [usize; 4] = [1, 16, 50, 64];
@@ -215,7 +219,7 @@ fn million_keys(directory: &Path) {
         }
         client.ask(&sets, IN_FLIGHT);
     }
-    let filled_mb = resident_mb(redis.process.id());
+    let filled_mb = resident_mb(redis.0.id());
     drop(redis);
     let start = Instant::now();
     let redis = Redis::start(&place).expect("it started before");
@@ -223,7 +227,7 @@ fn million_keys(directory: &Path) {
     println!(
         "| redis, a hash for each key | {} | {filled_mb} when filled, {} when opened again | {} |",
         took.as_millis(),
-        resident_mb(redis.process.id()),
+        resident_mb(redis.0.id()),
         disk_mb(&place)
     );
 }
@@ -244,8 +248,5 @@ fn disk_mb(directory: &Path) -> String {
 }
 
 fn resident_mb(id: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("it runs");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    kib.expect("every process has a VmRSS") / 1024
+    Usage::of(id).expect("it runs").resident >> 20
 }

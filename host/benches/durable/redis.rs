@@ -3,24 +3,21 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-/// A Redis server. Drop ends it.
-pub(crate) struct Redis {
-    pub(crate) process: Child,
-    socket: std::net::SocketAddr,
-}
+use crate::servers::{Process, free_address};
+
+/// A Redis server.
+pub(crate) struct Redis(pub(crate) Process);
 
 impl Redis {
     pub(crate) fn start(directory: &Path) -> Option<Self> {
-        // A port that was free just now, because Redis cannot choose a free port.
-        let free = std::net::TcpListener::bind("127.0.0.1:0").ok()?;
-        let socket = free.local_addr().ok()?;
-        drop(free);
-        let process = Command::new("redis-server")
-            .args(["--port", &socket.port().to_string(), "--bind", "127.0.0.1"])
+        let address = free_address();
+        let mut command = Command::new("redis-server");
+        command
+            .args(["--port", &address.port().to_string(), "--bind", "127.0.0.1"])
             .args([
                 "--appendonly",
                 "yes",
@@ -30,21 +27,12 @@ impl Redis {
                 "",
             ])
             .arg("--dir")
-            .arg(directory)
-            .stdout(Stdio::null())
-            .spawn()
-            .ok()?;
-        let redis = Self { process, socket };
+            .arg(directory);
+        let redis = Self(Process::start(command, address)?);
         // Redis listens while it loads its data, and then answers PING with an error.
         for _ in 0..6_000 {
-            if let Ok(stream) = TcpStream::connect(socket) {
-                let mut client = RedisClient {
-                    stream,
-                    read: Vec::new(),
-                };
-                if client.line(b"PING\r\n") == b"+PONG\r\n" {
-                    return Some(redis);
-                }
+            if redis.connect().line(b"PING\r\n") == b"+PONG\r\n" {
+                return Some(redis);
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -52,20 +40,12 @@ impl Redis {
     }
 
     pub(crate) fn connect(&self) -> RedisClient {
-        let stream = TcpStream::connect(self.socket).expect("it listens");
+        let stream = TcpStream::connect(self.0.address).expect("it listens");
         stream.set_nodelay(true).expect("a socket option");
         RedisClient {
             stream,
             read: Vec::new(),
         }
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

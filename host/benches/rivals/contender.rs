@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use statehouse_loadgen::{Job, Mqtt};
 
-use crate::VALUE_BYTES;
 use crate::common::Server;
 use crate::etcd::{Etcd, Gateway};
 use crate::mosquitto::Mosquitto;
@@ -174,7 +173,6 @@ impl Contender {
             in_flight,
             reads: 0,
             keys,
-            value_bytes: VALUE_BYTES,
             round: Duration::from_secs(1),
         };
         self.work(&work, Job::Fill).map(|_| ())

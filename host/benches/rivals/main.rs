@@ -39,9 +39,6 @@ mod rows;
 mod servers;
 mod sizes;
 
-/// Length of all values.
-const VALUE_BYTES: usize = 64;
-
 /// The default number of keys.
 const KEYS: u64 = 10_000;
 
@@ -120,7 +117,6 @@ fn measure(row: &Row, place: &Path, options: &Options) {
         in_flight,
         reads,
         keys: KEYS,
-        value_bytes: VALUE_BYTES,
         round: options.round,
     };
     println!("\n{}\n", row.name);
@@ -167,12 +163,8 @@ fn measure(row: &Row, place: &Path, options: &Options) {
             ours = Some(it);
         }
         println!(
-            "| {} | {:.0} | {:.0} | {:.0} | {} | {} | {} |",
+            "| {} | {it} | {} | {} |",
             contender.name,
-            it.per_second,
-            it.p50_us,
-            it.p99_us,
-            it.cpu_us.map_or(String::new(), |us| format!("{us:.1}")),
             ratio.map_or(String::new(), |ratio| format!("{ratio:.2}")),
             verdict(ratio, aim.filter(|_| contender.comparable)),
         );

@@ -17,7 +17,8 @@ use rumqttc::v5::mqttbytes::v5::{Packet, Publish, PublishProperties};
 use rumqttc::v5::{AsyncClient, Event, MqttOptions};
 use statehouse_core::request::REQUEST_TOPIC;
 
-use crate::servers::{Process, free_address};
+use crate::common::Running;
+use crate::servers::{Process, mosquitto};
 
 /// The maximum of queued answers. The broker has at most 20 requests in flight.
 const QUEUE: usize = 1024;
@@ -25,47 +26,20 @@ const QUEUE: usize = 1024;
 /// The broker and the responder.
 pub(crate) struct Mosquitto {
     pub(crate) broker: Process,
-    _responder: Responder,
-}
-
-struct Responder(std::process::Child);
-
-impl Drop for Responder {
-    fn drop(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    _responder: Running,
 }
 
 impl Mosquitto {
     /// Returns `None` if Mosquitto is not installed.
     pub(crate) fn start(directory: &Path, nodelay: bool) -> Option<Self> {
-        let address = free_address();
-        let configuration = format!(
-            "listener {} {}\nallow_anonymous true\nset_tcp_nodelay {nodelay}\n",
-            address.port(),
-            address.ip()
-        );
-        let path = directory.join("mosquitto.conf");
-        std::fs::write(&path, configuration).expect("a file");
-        // Debian installs Mosquitto in a directory that is not in a user's PATH.
-        let debian = Path::new("/usr/sbin/mosquitto");
-        let program = if debian.exists() {
-            debian
-        } else {
-            Path::new("mosquitto")
-        };
-        let mut command = Command::new(program);
-        command.arg("-c").arg(path);
-        let broker = Process::start(command, address)?;
+        let broker = mosquitto(directory, nodelay)?;
         let option = match nodelay {
             false => "--responder",
             true => "--responder-nodelay",
         };
         let this = std::env::current_exe().expect("this program has a file");
         let responder = Command::new(this)
-            .args([option, &address.to_string()])
+            .args([option, &broker.address.to_string()])
             .spawn()
             .expect("this program runs");
         // Requests are refused until the responder has subscribed. On loopback, this time is
@@ -73,7 +47,7 @@ impl Mosquitto {
         std::thread::sleep(Duration::from_millis(500));
         Some(Self {
             broker,
-            _responder: Responder(responder),
+            _responder: Running(responder),
         })
     }
 }

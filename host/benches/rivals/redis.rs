@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use statehouse_loadgen::{Broken, Catalogue, Protocol, Received, Reply, Request, Usage, Verb};
 
 use crate::contender::Commands;
-use crate::servers::{Figures, Process, Work, free_address};
+use crate::servers::{Figures, Process, VALUE_BYTES, Work, free_address};
 
 const LIBRARY: &str = include_str!("statestore.lua");
 
@@ -206,7 +206,7 @@ fn counted(
     commands: Commands,
     requests: u64,
 ) -> Result<Figures, String> {
-    let value = "v".repeat(work.value_bytes);
+    let value = "v".repeat(VALUE_BYTES);
     let mut command = Command::new("redis-benchmark");
     command
         .args(["-p", &address.port().to_string(), "--csv"])

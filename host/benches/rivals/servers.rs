@@ -1,19 +1,26 @@
 //! Starts and ends server processes, and runs one round of work on a server.
 
+use std::fmt;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use statehouse_loadgen::{Catalogue, Job, Pace, Plan, Protocol, Role, put_on};
 
+use crate::common::Running;
+
+/// Length of all values.
+pub(crate) const VALUE_BYTES: usize = 64;
+
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server process. Drop ends it.
 pub(crate) struct Process {
-    child: Child,
+    child: Running,
     pub(crate) address: SocketAddr,
 }
 
@@ -26,17 +33,14 @@ impl Process {
             .stderr(Stdio::null())
             .spawn()
             .ok()?;
+        let child = Running(child);
         let mut process = Self { child, address };
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
             if TcpStream::connect(address).is_ok() {
                 return Some(process);
             }
-            if process
-                .child
-                .try_wait()
-                .is_ok_and(|status| status.is_some())
-            {
+            if matches!(process.child.0.try_wait(), Ok(Some(_))) {
                 return None;
             }
             thread::sleep(Duration::from_millis(5));
@@ -45,16 +49,30 @@ impl Process {
     }
 
     pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts Mosquitto with its defaults, anonymous access, and Nagle's algorithm unless `nodelay`.
+/// Returns `None` if Mosquitto is not installed.
+pub(crate) fn mosquitto(directory: &Path, nodelay: bool) -> Option<Process> {
+    let address = free_address();
+    let configuration = format!(
+        "listener {} {}\nallow_anonymous true\nset_tcp_nodelay {nodelay}\n",
+        address.port(),
+        address.ip()
+    );
+    let path = directory.join("mosquitto.conf");
+    std::fs::write(&path, configuration).expect("a file");
+    // Debian installs Mosquitto in a directory that is not in a user's PATH.
+    let debian = Path::new("/usr/sbin/mosquitto");
+    let program = match debian.exists() {
+        true => debian,
+        false => Path::new("mosquitto"),
+    };
+    let mut command = Command::new(program);
+    command.arg("-c").arg(path);
+    Process::start(command, address)
 }
 
 /// An address that was free just now, for servers that cannot choose a free port.
@@ -71,7 +89,6 @@ pub(crate) struct Work {
     /// The percentage of reads.
     pub(crate) reads: u8,
     pub(crate) keys: u64,
-    pub(crate) value_bytes: usize,
     pub(crate) round: Duration,
 }
 
@@ -83,6 +100,15 @@ pub(crate) struct Figures {
     pub(crate) p99_us: f64,
     /// CPU time of the server per request.
     pub(crate) cpu_us: Option<f64>,
+}
+
+/// Columns of a table: requests per second, p50, p99 and CPU time.
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cpu = self.cpu_us.map_or(String::new(), |us| format!("{us:.1}"));
+        let (per_second, p50, p99) = (self.per_second, self.p50_us, self.p99_us);
+        write!(f, "{per_second:.0} | {p50:.0} | {p99:.0} | {cpu}")
+    }
 }
 
 /// The median round by the figure `by`.
@@ -99,7 +125,7 @@ pub(crate) fn run_job<P: Protocol>(
     job: Job,
     client: impl Fn(Arc<Catalogue>, Role, usize) -> P + Sync,
 ) -> Result<Figures, String> {
-    let catalogue = Arc::new(Catalogue::new(work.value_bytes));
+    let catalogue = Arc::new(Catalogue::new(VALUE_BYTES));
     let plan = Plan {
         address,
         encryption: None,

@@ -8,7 +8,7 @@ use statehouse_loadgen::{Job, Usage};
 use crate::common::Server;
 use crate::contender::{Commands, Contender, Kind};
 use crate::servers::{Work, median};
-use crate::{Options, VALUE_BYTES, verdict};
+use crate::{Options, verdict};
 
 /// Compares the memory of many keys with values and versions. Redis has a hash for each key.
 pub(crate) fn many_keys(place: &Path, options: &Options) {
@@ -63,7 +63,6 @@ pub(crate) fn idle(place: &Path, options: &Options) {
                     in_flight: 1,
                     reads: 0,
                     keys: 1,
-                    value_bytes: VALUE_BYTES,
                     round: Duration::from_millis(1),
                 };
                 it.work(&one, Job::Fill).map(|_| it)
@@ -129,19 +128,12 @@ pub(crate) fn scale(place: &Path, options: &Options) {
             in_flight: 16,
             reads: 50,
             keys,
-            value_bytes: VALUE_BYTES,
             round: options.round,
         };
         let rounds =
             (0..options.rounds).filter_map(|_| contender.work(&work, Job::Mix { reads: 50 }).ok());
         if let Some(it) = median(rounds.collect(), |it| it.per_second) {
-            println!(
-                "| {keys} | {:.0} | {:.0} | {:.0} | {} |",
-                it.per_second,
-                it.p50_us,
-                it.p99_us,
-                it.cpu_us.map_or(String::new(), |us| format!("{us:.1}"))
-            );
+            println!("| {keys} | {it} |");
         }
     }
 }

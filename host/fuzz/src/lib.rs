@@ -24,48 +24,22 @@ pub struct Target {
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
+impl Target {
+    const fn of(name: &'static str, run: fn(&[u8]), seeds: fn() -> Vec<Vec<u8>>) -> Self {
+        Self { name, run, seeds }
+    }
+}
+
 /// All targets.
 pub const TARGETS: [Target; 8] = [
-    Target {
-        name: "packets",
-        run: mqtt::packets,
-        seeds: mqtt::packet_seeds,
-    },
-    Target {
-        name: "properties",
-        run: mqtt::properties,
-        seeds: mqtt::property_seeds,
-    },
-    Target {
-        name: "sessions",
-        run: mqtt::sessions,
-        seeds: mqtt::session_seeds,
-    },
-    Target {
-        name: "requests",
-        run: store::requests,
-        seeds: store::request_seeds,
-    },
-    Target {
-        name: "clocks",
-        run: store::clocks,
-        seeds: store::clock_seeds,
-    },
-    Target {
-        name: "records",
-        run: records::records,
-        seeds: records::record_seeds,
-    },
-    Target {
-        name: "journal",
-        run: records::journal,
-        seeds: records::journal_seeds,
-    },
-    Target {
-        name: "settings",
-        run: settings::settings,
-        seeds: settings::setting_seeds,
-    },
+    Target::of("packets", mqtt::packets, mqtt::packet_seeds),
+    Target::of("properties", mqtt::properties, mqtt::property_seeds),
+    Target::of("sessions", mqtt::sessions, mqtt::session_seeds),
+    Target::of("requests", store::requests, store::request_seeds),
+    Target::of("clocks", store::clocks, store::clock_seeds),
+    Target::of("records", records::records, records::record_seeds),
+    Target::of("journal", records::journal, records::journal_seeds),
+    Target::of("settings", settings::settings, settings::setting_seeds),
 ];
 
 /// Finds a target by name.

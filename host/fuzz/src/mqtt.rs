@@ -265,78 +265,55 @@ pub(crate) fn sessions(data: &[u8]) {
 }
 
 pub(crate) fn session_seeds() -> Vec<Vec<u8>> {
-    let step = |client: usize, action: usize| (client + action * CLIENTS) as u8;
+    // The client, the action and the byte behind them.
+    let steps = |steps: &[(usize, usize, u8)]| -> Vec<u8> {
+        steps
+            .iter()
+            .flat_map(|&(client, action, more)| [(client + action * CLIENTS) as u8, more])
+            .collect()
+    };
     vec![
         // One client subscribes at QoS 1, another publishes, the first reconnects and acknowledges.
-        vec![
-            step(0, 0),
-            19,
-            step(1, 0),
-            19,
-            step(0, 2),
-            0x40,
-            step(1, 4),
-            0x24,
-            step(0, 0),
-            18,
-            step(0, 6),
-            4,
-        ],
+        steps(&[
+            (0, 0, 19),
+            (1, 0, 19),
+            (0, 2, 0x40),
+            (1, 4, 0x24),
+            (0, 0, 18),
+            (0, 6, 4),
+        ]),
         // QoS 2 both ways, a takeover in between.
-        vec![
-            step(0, 0),
-            19,
-            step(0, 2),
-            0x82,
-            step(0, 5),
-            0x44,
-            step(0, 1),
-            0,
-            step(0, 6),
-            6,
-            step(0, 6),
-            5,
-            step(0, 6),
-            7,
-        ],
+        steps(&[
+            (0, 0, 19),
+            (0, 2, 0x82),
+            (0, 5, 0x44),
+            (0, 1, 0),
+            (0, 6, 6),
+            (0, 6, 5),
+            (0, 6, 7),
+        ]),
         // A session that MQTT 5 begins, MQTT 3.1.1 takes over amid QoS 2, and MQTT 5 resumes.
-        vec![
-            step(0, 0),
-            19,
-            step(0, 2),
-            0x82,
-            step(0, 5),
-            0x44,
-            step(0, 1),
-            0x40,
-            step(0, 6),
-            6,
-            step(0, 5),
-            0x44,
-            step(0, 0),
-            0x12,
-            step(0, 6),
-            7,
-        ],
+        steps(&[
+            (0, 0, 19),
+            (0, 2, 0x82),
+            (0, 5, 0x44),
+            (0, 1, 0x40),
+            (0, 6, 6),
+            (0, 5, 0x44),
+            (0, 0, 0x12),
+            (0, 6, 7),
+        ]),
         // A shared subscription of two.
-        vec![
-            step(0, 0),
-            19,
-            step(1, 0),
-            19,
-            step(0, 2),
-            0x44,
-            step(1, 2),
-            0x44,
-            step(2, 0),
-            1,
-            step(2, 4),
-            0x24,
-            step(2, 4),
-            0x28,
-            step(0, 0),
-            19,
-        ],
-        vec![step(0, 0), 19, step(0, 7), 4, 0xC0, 0, 0xE0, 0],
+        steps(&[
+            (0, 0, 19),
+            (1, 0, 19),
+            (0, 2, 0x44),
+            (1, 2, 0x44),
+            (2, 0, 1),
+            (2, 4, 0x24),
+            (2, 4, 0x28),
+            (0, 0, 19),
+        ]),
+        [&steps(&[(0, 0, 19), (0, 7, 4)])[..], &[0xC0, 0, 0xE0, 0]].concat(),
     ]
 }

@@ -172,14 +172,13 @@ pub fn check_backup(file: &Path) -> Result<Contents, PastError> {
 fn contents(file: &Path, backup: &Backup) -> Result<Contents, PastError> {
     let mut image = Image::new(EVERYTHING);
     let mut found = HashSet::new();
-    let mut decoder = Decoder {
-        image: &mut image,
-        module: &mut |digest, _| {
-            found.insert(*digest);
-            Ok(())
-        },
-    };
-    let position = (backup.read(&mut decoder)).map_err(|error| unreadable(file, error))?;
+    let read = backup.read(&mut EachBlock(|block: &[u8]| {
+        if let Some((digest, _)) = module_of(block)? {
+            found.insert(digest);
+        }
+        image.block(block).map_err(|error| error.to_string())
+    }));
+    let position = read.map_err(|error| unreadable(file, error))?;
     let module = |digest: &blake3::Hash| match found.contains(digest) {
         true => Ok(ModuleState::Whole),
         false => Ok(ModuleState::absent(digest)),
@@ -207,11 +206,10 @@ fn not_restored(directory: &Path, error: Error) -> PastError {
 /// Reads only the keys of a backup, and its time.
 pub fn read_backup(file: &Path) -> Result<Image, PastError> {
     let mut image = Image::of_keys();
-    let mut decoder = Decoder {
-        image: &mut image,
-        module: &mut |_, _| Ok(()),
-    };
-    let read = open(file)?.read(&mut decoder);
+    let read = open(file)?.read(&mut EachBlock(|block: &[u8]| {
+        module_of(block)?;
+        image.block(block).map_err(|error| error.to_string())
+    }));
     read.map_err(|error| unreadable(file, error))?;
     Ok(image)
 }
@@ -234,56 +232,34 @@ fn unreadable(file: &Path, error: Error) -> PastError {
 fn save_modules(file: &Path, directory: &Path, backup: &Backup) -> Result<(), PastError> {
     let modules = Modules::of(directory);
     let mut failed = None;
-    let mut save = |digest: &blake3::Hash, module: &[u8]| {
-        modules.save(digest, module).map_err(|source| {
+    let read = backup.read(&mut EachBlock(|block: &[u8]| {
+        let Some((digest, module)) = module_of(block)? else {
+            return Ok(());
+        };
+        modules.save(&digest, module).map_err(|source| {
             let text = source.to_string();
             failed = Some(Error::Io {
                 operation: "write",
-                file: modules.path(digest).display().to_string(),
+                file: modules.path(&digest).display().to_string(),
                 source,
             });
             text
         })
-    };
-    let read = backup.read(&mut ModuleSaver(&mut save));
+    }));
     match failed {
         Some(error) => Err(not_restored(directory, error)),
         None => read.map(drop).map_err(|error| unreadable(file, error)),
     }
 }
 
-/// A function that receives a module of a backup.
-type OnModule<'a> = &'a mut dyn FnMut(&blake3::Hash, &[u8]) -> Result<(), String>;
+/// Calls a function with each block of a backup. A backup has no records, and is read once.
+struct EachBlock<F: FnMut(&[u8]) -> Result<(), String>>(F);
 
-/// The first pass over a backup: decodes everything.
-struct Decoder<'a> {
-    image: &'a mut Image,
-    module: OnModule<'a>,
-}
-
-impl Sink for Decoder<'_> {
-    fn reset(&mut self) {
-        self.image.reset();
-    }
-
-    fn block(&mut self, block: &[u8]) -> Result<(), String> {
-        visit_module(block, self.module)?;
-        self.image.block(block).map_err(|error| error.to_string())
-    }
-
-    fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-}
-
-/// The second pass: writes the modules to files.
-struct ModuleSaver<'a>(OnModule<'a>);
-
-impl Sink for ModuleSaver<'_> {
+impl<F: FnMut(&[u8]) -> Result<(), String>> Sink for EachBlock<F> {
     fn reset(&mut self) {}
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {
-        visit_module(block, self.0)
+        (self.0)(block)
     }
 
     fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
@@ -291,43 +267,29 @@ impl Sink for ModuleSaver<'_> {
     }
 }
 
-fn visit_module(block: &[u8], visit: OnModule<'_>) -> Result<(), String> {
+/// The module in a block, if it is the block of one.
+fn module_of(block: &[u8]) -> Result<Option<(blake3::Hash, &[u8])>, String> {
     match read_block(block).map_err(|error| error.to_string())? {
-        Block::Module { digest, file } if blake3::hash(file) == digest => visit(&digest, file),
+        Block::Module { digest, file } if blake3::hash(file) == digest => Ok(Some((digest, file))),
         Block::Module { .. } => Err("a module does not match its digest".into()),
-        _ => Ok(()),
+        _ => Ok(None),
     }
 }
 
-/// The next block, `None` at the end, or the error that ended the pass.
+/// The next block, `None` at the end, or the error that ended the read.
 type NextBlock = Result<Option<Vec<u8>>, String>;
 
-/// The third pass: sends all blocks except modules to the log.
+/// Sends all blocks except modules to the log.
 fn copy(backup: &Backup, blocks: &SyncSender<NextBlock>) {
-    struct Copy<'a>(&'a SyncSender<NextBlock>);
-
-    impl Sink for Copy<'_> {
-        fn reset(&mut self) {}
-
-        fn block(&mut self, block: &[u8]) -> Result<(), String> {
-            match read_block(block).map_err(|error| error.to_string())? {
-                Block::Module { .. } => Ok(()),
-                _ => self
-                    .0
-                    .send(Ok(Some(block.to_vec())))
-                    .map_err(|_| "the writer of the write-ahead log has ended".into()),
-            }
+    let read = backup.read(&mut EachBlock(|block: &[u8]| {
+        match read_block(block).map_err(|error| error.to_string())? {
+            Block::Module { .. } => Ok(()),
+            _ => blocks
+                .send(Ok(Some(block.to_vec())))
+                .map_err(|_| "the writer of the write-ahead log has ended".to_owned()),
         }
-
-        fn record(&mut self, _: LogPosition, _: &[u8]) -> Result<(), String> {
-            Ok(())
-        }
-    }
-
-    let end = backup
-        .read(&mut Copy(blocks))
-        .map(|_| None)
-        .map_err(|error| error.to_string());
+    }));
+    let end = read.map(|_| None).map_err(|error| error.to_string());
     // If the receiver has ended, it failed and reports its own error.
     let _ = blocks.send(end);
 }

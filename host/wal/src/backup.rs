@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::disk::{PlainFile, entropy};
+use crate::disk::{PlainFile, entropy, sync};
 use crate::error::Error;
 use crate::recovery::Sink;
 use crate::segment::StoreId;
@@ -43,13 +43,7 @@ pub fn write_snapshot_file(
         .finish(position.0)
         .map_err(Error::io("write", &shown))?;
     temporary.rename(path)?;
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    fs::File::open(parent)
-        .and_then(|parent| parent.sync_all())
-        .map_err(Error::io("sync the directory of", &shown))
+    sync(path.parent().unwrap_or(Path::new(""))).map_err(Error::io("sync the directory of", &shown))
 }
 
 /// The file that a backup is written to before it gets its name. It is locked until it is dropped,

@@ -245,7 +245,8 @@ fn changed(file: &fs::File, path: &Path) -> io::Result<Option<&'static str>> {
     }
 }
 
-fn sync(directory: &Path) -> io::Result<()> {
+/// Makes the names in a directory durable.
+pub(crate) fn sync(directory: &Path) -> io::Result<()> {
     let directory = match directory.as_os_str().is_empty() {
         true => Path::new("."),
         false => directory,

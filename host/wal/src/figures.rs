@@ -85,9 +85,9 @@ pub struct LogFigures {
 /// The space on disk of files that the catalogue lists, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Space {
-    log: u64,
-    history: u64,
-    snapshot: u64,
+    pub(crate) log: u64,
+    pub(crate) history: u64,
+    pub(crate) snapshot: u64,
 }
 
 impl Space {

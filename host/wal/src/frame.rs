@@ -46,13 +46,11 @@ pub(crate) struct Frame<'a> {
     records: &'a [u8],
 }
 
-impl Frame<'_> {
+impl<'a> Frame<'a> {
     pub(crate) fn last(&self) -> u64 {
         self.first + u64::from(self.count) - 1
     }
-}
 
-impl<'a> Frame<'a> {
     /// The records in order. [`parse`] has checked that there are `count` of them.
     pub(crate) fn records(&self) -> Records<'a> {
         Records { rest: self.records }

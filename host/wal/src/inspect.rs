@@ -320,14 +320,9 @@ fn segment(report: &mut FileReport, content: &[u8], is_last: bool) -> Verdict {
         report.last = Some(LogPosition(next - 1));
     }
     let (rest, offset) = (frames.rest(), frames.offset as u64);
-    if let Some(reason) = header.wrong_length(report.bytes).filter(|_| is_last) {
+    let wrong_length = header.wrong_length(report.bytes).filter(|_| is_last);
+    if let Some(reason) = wrong_length.or_else(|| rest.misplaced()) {
         return damaged(offset, reason);
-    }
-    if let Some(at) = rest.moved {
-        return damaged(
-            offset,
-            format!("the frame at byte {at} was written to another offset"),
-        );
     }
     if rest.synced >= next {
         return Verdict::Damaged {

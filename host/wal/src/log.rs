@@ -26,7 +26,7 @@ use crate::limits;
 use crate::options::{Durability, Options};
 use crate::pending::Pending;
 use crate::segment::{Header, Magic, StoreId};
-use statehouse_protocol::{LogPosition, ProgramVersion};
+use statehouse_protocol::LogPosition;
 
 pub use opening::Opened;
 use tail::Tail;
@@ -277,14 +277,7 @@ impl Log {
     /// Fails as [`Log::commit`].
     pub fn close(&self) -> Result<(), Error> {
         let position = self.commit()?.0;
-        let header = Header {
-            store: self.store,
-            number: 0,
-            position,
-            created_ms: locked(&self.catalogue).now_ms,
-            bytes: 0,
-            program: Some(ProgramVersion::THIS),
-        };
+        let header = Header::new(self.store, 0, position, locked(&self.catalogue).now_ms);
         let write = || {
             let file = self.disk.create(files::CLOSED_TEMPORARY)?;
             file.write_at(&header.encode(Magic::Closed), 0)?;

@@ -176,20 +176,10 @@ pub(crate) fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
     for &position in &survey.snapshots {
         match usable(disk, position, store)? {
             Ok(info) => snapshots.push(info),
-            Err(Fault::Format(format)) => {
-                return Err(Error::UnknownFormat {
-                    file: files::snapshot(position),
-                    format,
-                });
-            }
-            Err(Fault::Damaged { offset, reason }) => {
-                let file = files::snapshot(position);
-                damaged.push((position, damage(file, offset, &reason)));
-            }
-            Err(Fault::Refused { message, .. }) => {
-                let file = files::snapshot(position);
-                damaged.push((position, damage(file, 0, &message)));
-            }
+            Err(fault) => match fault.into_error(&files::snapshot(position)) {
+                Error::Damaged(damage) => damaged.push((position, damage)),
+                error => return Err(error),
+            },
         }
     }
     Ok(Some(Plan {
@@ -445,11 +435,9 @@ struct Replay {
 /// The error for damage at `offset` that makes the records `from` to `to` unreadable.
 fn lost_records(name: &str, offset: usize, reason: &str, from: u64, to: Option<u64>) -> Error {
     Error::Damaged(Damage {
-        file: name.to_owned(),
-        offset: Some(offset as u64),
-        reason: reason.to_owned(),
         lost_from: Some(LogPosition(from)),
         lost_to: to.map(LogPosition),
+        ..damage(name.to_owned(), offset as u64, reason)
     })
 }
 
@@ -545,11 +533,8 @@ impl Replay {
     ) -> Result<(), Error> {
         let to = (self.witness >= self.next).then_some(self.witness);
         // A segment is created with its full length, so a crash never shortens one.
-        if let Some(reason) = header.wrong_length(bytes) {
-            return Err(lost_records(name, self.end_offset, &reason, self.next, to));
-        }
-        if let Some(at) = rest.moved {
-            let reason = format!("the frame at byte {at} was written to another offset");
+        let reason = header.wrong_length(bytes).or_else(|| rest.misplaced());
+        if let Some(reason) = reason {
             return Err(lost_records(name, self.end_offset, &reason, self.next, to));
         }
         self.torn = rest.torn;

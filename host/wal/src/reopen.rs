@@ -53,21 +53,18 @@ pub(crate) fn prepare(
         .make_room(disk, segment_bytes)
         .map_err(Error::io("make room in", "the data directory"))?;
     if let Some(last) = catalogue.segments.back_mut() {
-        let used = recovered.end_offset as u64;
+        let used = recovered.end_offset;
         let unproven = recovered.range.end.0 > recovered.witness;
-        let wasteful = last.bytes.saturating_sub(used) > limits::TAIL_WASTE_BYTES_MAX;
-        if recovered.end_offset > HEADER_BYTES && (unproven || wasteful) {
+        let wasteful = last.bytes.saturating_sub(used as u64) > limits::TAIL_WASTE_BYTES_MAX;
+        if used > HEADER_BYTES && (unproven || wasteful) {
             let name = files::segment(last.header.number);
-            let used = recovered.end_offset;
             match copy(disk, last.header, used, &mut catalogue.spares) {
                 Ok(header) => {
                     last.header = header;
                     // If an old segment was rewritten in place, its header may contain no length.
-                    last.bytes = if header.bytes == 0 {
-                        last.bytes
-                    } else {
-                        header.bytes
-                    };
+                    if header.bytes != 0 {
+                        last.bytes = header.bytes;
+                    }
                 }
                 Err(error) if crate::error::is_full(&error) && !unproven => {}
                 Err(error) => return Err(Error::io("copy", &name)(error)),

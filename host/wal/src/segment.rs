@@ -14,13 +14,6 @@ pub(crate) const HEADER_BYTES: usize = 64;
 pub(crate) const FORMAT: u16 = 1;
 /// The offset of the version of the program in a header.
 const PROGRAM_AT: usize = 56;
-const MAGIC: &[u8; 4] = b"SHLG";
-/// Magic of the marker of a clean close.
-const CLOSED_MAGIC: &[u8; 4] = b"SHCL";
-/// Magic of the record of the newest segment.
-const NEWEST_MAGIC: &[u8; 4] = b"SHNW";
-/// Magic of a snapshot.
-pub(crate) const SNAPSHOT_MAGIC: &[u8; 4] = b"SHSN";
 
 /// Identifies the store that a file belongs to. It is random and secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,10 +55,10 @@ pub(crate) enum Magic {
 impl Magic {
     fn bytes(self) -> &'static [u8; 4] {
         match self {
-            Self::Segment => MAGIC,
-            Self::Snapshot => SNAPSHOT_MAGIC,
-            Self::Closed => CLOSED_MAGIC,
-            Self::Newest => NEWEST_MAGIC,
+            Self::Segment => b"SHLG",
+            Self::Snapshot => b"SHSN",
+            Self::Closed => b"SHCL",
+            Self::Newest => b"SHNW",
         }
     }
 }
@@ -80,6 +73,18 @@ pub(crate) enum HeaderFault {
 }
 
 impl Header {
+    /// The header of a file that this program creates.
+    pub(crate) fn new(store: StoreId, number: u64, position: u64, created_ms: u64) -> Self {
+        Self {
+            store,
+            number,
+            position,
+            created_ms,
+            bytes: 0,
+            program: Some(ProgramVersion::THIS),
+        }
+    }
+
     pub(crate) fn encode(&self, magic: Magic) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..4].copy_from_slice(magic.bytes());
@@ -248,7 +253,15 @@ pub(crate) struct Rest {
     /// The last position that a valid frame there declares durable.
     pub(crate) synced: u64,
     /// The offset of a valid frame of this segment that was written to another offset.
-    pub(crate) moved: Option<usize>,
+    moved: Option<usize>,
+}
+
+impl Rest {
+    /// Describes a frame that was written to another offset, if there is one.
+    pub(crate) fn misplaced(&self) -> Option<String> {
+        let describe = |at| format!("the frame at byte {at} was written to another offset");
+        self.moved.map(describe)
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::disk::File;
 use crate::error::{Error, LaterFormat, unreadable_reason};
 use crate::limits;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic, StoreId};
+use crate::survey::damage;
 use statehouse_protocol::ProgramVersion;
 
 const FOOTER_BYTES: usize = 32;
@@ -73,14 +74,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) fn new(file: Arc<dyn File>, store: StoreId, position: u64, created_ms: u64) -> Self {
-        let header = Header {
-            store,
-            number: 0,
-            position,
-            created_ms,
-            bytes: 0,
-            program: Some(ProgramVersion::THIS),
-        };
+        let header = Header::new(store, 0, position, created_ms);
         let buffer = header.encode(Magic::Snapshot).to_vec();
         Self {
             file,
@@ -320,13 +314,9 @@ pub(crate) fn write_blocks(
 impl Fault {
     pub(crate) fn into_error(self, name: &str) -> Error {
         match self {
-            Self::Damaged { offset, reason } => Error::Damaged(crate::error::Damage {
-                file: name.to_owned(),
-                offset: Some(offset),
-                reason,
-                lost_from: None,
-                lost_to: None,
-            }),
+            Self::Damaged { offset, reason } => {
+                Error::Damaged(damage(name.to_owned(), offset, &reason))
+            }
             Self::Format(format) => Error::UnknownFormat {
                 file: name.to_owned(),
                 format,

@@ -11,6 +11,7 @@ use crate::budget::{Budget, disk_bytes};
 use crate::catalogue::{Catalogue, create_filled};
 use crate::disk::Disk;
 use crate::error::Error;
+use crate::figures::Space;
 use crate::files;
 use crate::limits;
 use crate::log::{Log, locked};
@@ -140,22 +141,18 @@ impl Log {
     fn budget(&self) -> Budget {
         let catalogue = locked(&self.catalogue);
         let segment = self.options.segment_bytes;
-        let newest = catalogue.snapshots.back();
-        let base = newest.map_or(0, |newest| newest.bytes);
-        let all: u64 = catalogue.segments.iter().map(|link| link.bytes).sum();
-        let snapshots: u64 = catalogue.snapshots.iter().map(|info| info.bytes).sum();
-        let history = newest.map_or(0, |newest| catalogue.bytes_before(newest.position));
+        let space = Space::of(&catalogue);
         // A renamed segment counts as used until the directory is synced and it becomes a spare.
         let ready = (catalogue.spares.len() + catalogue.recycled.len()) as u64 * segment;
         let severed = catalogue.severed_bytes();
         drop(catalogue);
         let (next_min, next_max) = self.next_snapshot_bytes();
         let taken = self.temporary_bytes.load(Ordering::Acquire);
-        let held = all + snapshots + severed + ready + taken;
+        let held = space.log + space.history + space.snapshot + severed + ready + taken;
         Budget {
             disk: held.saturating_add(self.free_bytes.load(Ordering::Acquire)),
-            base,
-            log: (all + snapshots - history - base) + self.unwritten_bytes() as u64,
+            base: space.snapshot,
+            log: space.log + self.unwritten_bytes() as u64,
             spares: ready,
             next_min,
             next_max,

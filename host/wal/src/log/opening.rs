@@ -16,7 +16,7 @@ use crate::pending::Pending;
 use crate::recovery::{self, Recovered, Sink};
 use crate::reopen;
 use crate::segment::{HEADER_BYTES, Header, StoreId};
-use statehouse_protocol::{LogPosition, ProgramVersion};
+use statehouse_protocol::LogPosition;
 
 /// What [`Log::open`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,14 +136,7 @@ impl Log {
         position: u64,
         now_ms: u64,
     ) -> Result<Self, Error> {
-        let header = Header {
-            store,
-            number,
-            position: position + 1,
-            created_ms: now_ms,
-            bytes: 0,
-            program: Some(ProgramVersion::THIS),
-        };
+        let header = Header::new(store, number, position + 1, now_ms);
         catalogue
             .make_room(&*disk, options.segment_bytes)
             .map_err(Error::io("make room in", "the data directory"))?;

@@ -15,7 +15,7 @@ use crate::frame;
 use crate::limits;
 use crate::options::Durability;
 use crate::segment::{HEADER_BYTES, Header};
-use statehouse_protocol::{LogPosition, ProgramVersion};
+use statehouse_protocol::LogPosition;
 
 /// The segment that is being written.
 pub(super) struct Tail {
@@ -124,14 +124,8 @@ impl Log {
         // The header of a segment states that everything before it is durable.
         self.sync_tail(tail)?;
         let mut catalogue = locked(&self.catalogue);
-        let header = Header {
-            store: self.store,
-            number: tail.header.number + 1,
-            position: tail.written + 1,
-            created_ms: catalogue.now_ms,
-            bytes: 0,
-            program: Some(ProgramVersion::THIS),
-        };
+        let (number, position) = (tail.header.number + 1, tail.written + 1);
+        let header = Header::new(self.store, number, position, catalogue.now_ms);
         let activated = catalogue.activate(
             &*self.disk,
             header,

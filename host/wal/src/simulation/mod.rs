@@ -209,6 +209,13 @@ impl World {
             .sum()
     }
 
+    /// Bytes that files may still grow by.
+    fn room(&self) -> u64 {
+        self.capacity_bytes.map_or(u64::MAX / 2, |capacity| {
+            capacity.saturating_sub(self.used_bytes())
+        })
+    }
+
     /// Counts down to a fault.
     fn due(counter: &mut Option<u64>) -> io::Result<()> {
         match counter {
@@ -296,6 +303,15 @@ impl Simulation {
         } else {
             Err(io::Error::other("this handle did not survive the crash"))
         }
+    }
+
+    fn handle(&self, inode: usize, writable: bool) -> Arc<dyn File> {
+        let disk = self.clone();
+        Arc::new(Handle {
+            disk,
+            inode,
+            writable,
+        })
     }
 
     fn now(&self) -> Self {
@@ -448,29 +464,17 @@ impl Disk for Simulation {
             name: name.to_owned(),
             inode,
         });
-        Ok(Arc::new(Handle {
-            disk: self.clone(),
-            inode,
-            writable: true,
-        }))
+        Ok(self.handle(inode, true))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         let inode = self.world()?.find(name)?;
-        Ok(Arc::new(Handle {
-            disk: self.clone(),
-            inode,
-            writable: true,
-        }))
+        Ok(self.handle(inode, true))
     }
 
     fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
         let inode = self.world()?.find(name)?;
-        Ok(Arc::new(Handle {
-            disk: self.clone(),
-            inode,
-            writable: false,
-        }))
+        Ok(self.handle(inode, false))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -504,10 +508,7 @@ impl Disk for Simulation {
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
-        let world = self.world()?;
-        Ok(world.capacity_bytes.map_or(u64::MAX / 2, |capacity| {
-            capacity.saturating_sub(world.used_bytes())
-        }))
+        Ok(self.world()?.room())
     }
 
     fn has_free_inodes(&self) -> io::Result<bool> {
@@ -544,15 +545,11 @@ impl File for Handle {
         let failed = World::due(&mut world.fail_write_in);
         let held = world.inodes[self.inode].content.len();
         let growth = (offset + bytes.len()).saturating_sub(held) as u64;
-        let room = world.capacity_bytes.map_or(u64::MAX, |capacity| {
-            capacity.saturating_sub(world.used_bytes())
-        });
-        let full = if growth > room {
-            Err(io::ErrorKind::StorageFull.into())
-        } else {
-            Ok(())
+        let room = world.room();
+        let outcome = match failed {
+            Ok(()) if growth > room => Err(io::ErrorKind::StorageFull.into()),
+            failed => failed,
         };
-        let outcome: io::Result<()> = failed.and(full);
         // A failed write may have written a part.
         let bytes = match &outcome {
             Ok(()) => bytes,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::{Backup, Directory, files, limits, read_snapshot_file, write_snapshot_file};
+use crate::{Backup, Directory, limits, read_snapshot_file, write_snapshot_file};
 
 fn list(text: &str) -> Vec<Vec<u8>> {
     (0..3).map(|n| format!("{text} {n}").into_bytes()).collect()
@@ -64,21 +64,6 @@ fn second_backup_of_a_path_is_refused_during_the_first() {
     assert_eq!(read(&Backup::open(&path).expect("there")), list("first"));
     assert_eq!(names(place.path()), ["backup"]);
     write(&path, "third").expect("the lock is free again");
-}
-
-/// A source that fails after its first block.
-struct Failing(bool);
-
-impl Source for Failing {
-    fn begin(&mut self) {}
-
-    fn next(&mut self, into: &mut Vec<u8>) -> Result<bool, String> {
-        into.extend(block(1, b"first"));
-        match std::mem::replace(&mut self.0, true) {
-            false => Ok(true),
-            true => Err("the source ends".to_owned()),
-        }
-    }
 }
 
 #[test]

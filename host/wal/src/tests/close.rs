@@ -4,8 +4,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::File;
-use crate::files;
 use crate::limits;
 use crate::segment::{Header, Magic};
 use crate::{Directory, create_from_snapshot, read_snapshot_file, write_snapshot_file};
@@ -16,8 +14,7 @@ fn filled(disk: &Simulation, records: usize) -> (Log, Vec<Vec<u8>>) {
         .map(|n| format!("record {n}").into_bytes())
         .collect();
     for record in &list {
-        log.append(&[record]).expect("small");
-        log.commit().expect("no faults");
+        commit(&log, record);
     }
     (log, list)
 }
@@ -58,8 +55,7 @@ fn clean_close_differs_from_a_crash() {
     let (log, opened, _) = open(&disk.kill(), small()).expect("opens");
     assert!(opened.clean && !opened.torn && !opened.fresh);
     assert_eq!((opened.position, opened.records), (LogPosition(3), 3));
-    log.append(&[b"more"]).expect("small");
-    log.commit().expect("no faults");
+    commit(&log, b"more");
     let (_, opened, _) = open(&disk.kill(), small()).expect("opens");
     assert!(!opened.clean);
     assert_eq!(opened.position, LogPosition(4));
@@ -73,8 +69,7 @@ fn many_starts_leave_few_files() {
         ..small()
     };
     let (log, ..) = open(&disk, options.clone()).expect("opens");
-    log.append(&[b"one"]).expect("small");
-    log.commit().expect("no faults");
+    commit(&log, b"one");
     for _ in 0..50 {
         open(&disk.kill(), options.clone()).expect("opens");
     }
@@ -108,8 +103,7 @@ fn later_format_is_refused() {
 
 #[test]
 fn group_larger_than_a_segment_gets_its_own_segment() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let large = vec![7; limits::RECORD_BYTES_MAX + 1];
     assert!(matches!(log.append(&[&large]), Err(Error::TooLarge { .. })));
     let half = vec![7; limits::GROUP_BYTES_MAX / 2];
@@ -124,8 +118,7 @@ fn group_larger_than_a_segment_gets_its_own_segment() {
         assert_eq!(log.append(&[&record]).expect("fits"), LogPosition(expected));
         assert_eq!(log.commit().expect("no faults"), LogPosition(expected));
     }
-    let (_, _, records) = open(&disk.crash(3), small()).expect("opens");
-    assert!(records.list() == [record.clone(), record.clone(), record]);
+    assert!(reopened(&disk.crash(3)) == [record.clone(), record.clone(), record]);
 }
 
 #[test]
@@ -180,8 +173,7 @@ fn removed_lock_file_admits_no_second_process() {
 fn in_use(path: &std::path::Path) -> Log {
     let disk: Arc<dyn Disk> = Arc::new(Directory::open(path).expect("free"));
     let (log, ..) = Log::open(disk, small(), 1, &mut Records::default()).expect("opens");
-    log.append(&[b"one"]).expect("small");
-    log.commit().expect("on disk");
+    commit(&log, b"one");
     log
 }
 
@@ -322,20 +314,8 @@ fn backup_file_restores_a_log() {
 #[test]
 fn interrupted_restore_does_not_open_empty() {
     let disk = Simulation::new(1);
-    struct GivesUp(bool);
-    impl Source for GivesUp {
-        fn begin(&mut self) {}
-        fn next(&mut self, into: &mut Vec<u8>) -> Result<bool, String> {
-            into.extend(block(1, b"first"));
-            if std::mem::replace(&mut self.0, true) {
-                Err("the file ends".to_owned())
-            } else {
-                Ok(true)
-            }
-        }
-    }
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    let outcome = create_from_snapshot(shared, small(), LogPosition(7), 5, &mut GivesUp(false));
+    let outcome = create_from_snapshot(shared, small(), LogPosition(7), 5, &mut Failing(false));
     assert!(matches!(outcome, Err(Error::GivenUp(_))));
     assert!(matches!(
         open(&disk.kill(), small()),
@@ -369,8 +349,7 @@ fn frame_inside_a_record_is_not_read() {
         let mut content = content.clone();
         content[end..end + forged.len()].copy_from_slice(&forged);
         disk.put(&name, &content);
-        let (.., records) = open(&disk, small()).expect("opens");
-        assert_eq!(records.list().len() == 2, believed, "{store}");
+        assert_eq!(reopened(&disk).len() == 2, believed, "{store}");
     }
 }
 
@@ -380,43 +359,9 @@ fn foreign_files_in_the_directory_are_untouched() {
     filled(&disk, 3);
     disk.put("backup.tmp", b"another program writes this");
     disk.put(files::SNAPSHOT_TEMPORARY, b"half a snapshot");
-    let (_, _, records) = open(&disk.kill(), small()).expect("opens");
-    assert_eq!(records.list().len(), 3);
+    assert_eq!(reopened(&disk.kill()).len(), 3);
     assert!(disk.content("backup.tmp").is_some());
     assert!(disk.content(files::SNAPSHOT_TEMPORARY).is_none());
-}
-
-/// A disk that is so full that no file can be created.
-struct NoNewFiles(Simulation);
-
-impl Disk for NoNewFiles {
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.0.list()
-    }
-    fn create(&self, _: &str) -> io::Result<Arc<dyn File>> {
-        Err(io::ErrorKind::StorageFull.into())
-    }
-    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.0.open(name)
-    }
-    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.0.open_read_only(name)
-    }
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.0.rename(from, to)
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.0.remove(name)
-    }
-    fn sync_directory(&self) -> io::Result<()> {
-        self.0.sync_directory()
-    }
-    fn free_bytes(&self) -> io::Result<u64> {
-        Ok(0)
-    }
-    fn entropy(&self) -> u64 {
-        self.0.entropy()
-    }
 }
 
 #[test]
@@ -425,66 +370,33 @@ fn log_with_spares_opens_on_a_full_disk() {
     let (log, list) = filled(&disk, 3);
     log.maintain(1).expect("room for spares");
     // No witness covers the last record, so the tail is rewritten.
-    let disk: Arc<dyn Disk> = Arc::new(NoNewFiles(disk.kill()));
-    let mut records = Records::default();
-    Log::open(disk, small(), 2, &mut records).expect("there are two spares");
-    assert!(records.list() == list);
+    let disk = disk.kill();
+    disk.limit_bytes(Some(disk.used_bytes()));
+    disk.limit_files(Some(disk.list().expect("a directory").len()));
+    assert!(reopened(&disk) == list, "there are two spares");
 }
 
-/// A disk that has room for files, and sometimes none for their names.
-struct NoNewNames {
-    disk: Simulation,
-    is_full: Arc<AtomicBool>,
-}
-
-impl Disk for NoNewNames {
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.disk.list()
-    }
-    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.disk.create(name)
-    }
-    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.disk.open(name)
-    }
-    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.disk.open_read_only(name)
-    }
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        match self.is_full.load(Ordering::Acquire) {
-            true => Err(io::ErrorKind::StorageFull.into()),
-            false => self.disk.rename(from, to),
-        }
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.disk.remove(name)
-    }
-    fn sync_directory(&self) -> io::Result<()> {
-        self.disk.sync_directory()
-    }
-    fn free_bytes(&self) -> io::Result<u64> {
-        self.disk.free_bytes()
-    }
-    fn entropy(&self) -> u64 {
-        self.disk.entropy()
-    }
-}
-
-/// A segment may then be partly activated, so a running log must fail. A start may be repeated.
+/// The disk has room for files, and none for their names. A segment may then be partly activated,
+/// so a running log must fail. A start may be repeated.
 #[test]
 fn full_disk_at_a_rename_is_temporary_only_at_a_start() {
     let is_full = Arc::new(AtomicBool::new(true));
-    let disk: Arc<dyn Disk> = Arc::new(NoNewNames {
+    let refuses = Arc::clone(&is_full);
+    let disk: Arc<dyn Disk> = Arc::new(Refusing {
         disk: Simulation::new(1),
-        is_full: Arc::clone(&is_full),
+        refuse: Box::new(move |operation, _| {
+            match operation == "rename" && refuses.load(Ordering::Acquire) {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => Ok(()),
+            }
+        }),
     });
     let start = || Log::open(Arc::clone(&disk), small(), 1, &mut Records::default());
     let error = start().expect_err("no name for a segment");
     assert!(error.is_full() && error.is_temporary(), "{error}");
     is_full.store(false, Ordering::Release);
     let (log, _) = start().expect("room");
-    log.append(&[&[1; 3000]]).expect("small");
-    log.commit().expect("room");
+    commit(&log, &[1; 3000]);
     is_full.store(true, Ordering::Release);
     log.append(&[&[2; 3000]]).expect("small");
     let error = log.commit().expect_err("no name for a segment");

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::Durability;
-use crate::files::{self, Kind};
 
 /// A log with the records that were appended and the positions that were reported durable.
 struct Run {
@@ -160,19 +159,8 @@ impl Run {
 
     /// Damages the newest snapshot if there is another intact base.
     fn damage_a_snapshot(&mut self) {
-        let names = self.disk.list().expect("a directory");
-        let kinds = names.iter().map(|name| files::kind(name));
-        let first = names.contains(&files::segment(1));
-        let mut snapshots: Vec<u64> = kinds
-            .filter_map(|kind| {
-                if let Kind::Snapshot(at) = kind {
-                    Some(at)
-                } else {
-                    None
-                }
-            })
-            .collect();
-        snapshots.sort_unstable();
+        let first = segments(&self.disk).contains(&1);
+        let mut snapshots = snapshots(&self.disk);
         let Some(newest) = snapshots.pop() else {
             return;
         };

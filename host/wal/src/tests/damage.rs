@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::files;
 use crate::segment::{Frames, Header, Magic};
 use crate::{Base, Verdict, inspect, read};
 
@@ -111,15 +110,13 @@ fn refusal_names_the_place_and_the_loss() {
     let (disk, ..) = directory(true);
     let report = inspect(&disk).expect("a directory");
     let needed = |file: &&crate::FileReport| {
-        matches!(file.kind, files::Kind::Segment(_)) && file.verdict == Verdict::Clean
+        matches!(file.kind, Kind::Segment(_)) && file.verdict == Verdict::Clean
     };
     let segments: Vec<_> = report.files.iter().filter(needed).collect();
     let [.., middle, _] = segments[..] else {
         panic!("two segments")
     };
-    let mut content = disk.content(&middle.name).expect("listed");
-    content[200] ^= 1;
-    disk.put(&middle.name, &content);
+    flip(&disk, &middle.name, 200);
     let Err(Error::Damaged(damage)) = open(&disk, small()) else {
         panic!("damage")
     };
@@ -132,8 +129,7 @@ fn refusal_names_the_place_and_the_loss() {
 
 #[test]
 fn swapped_blocks_are_damage() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let list = [b"first".to_vec(), b"other".to_vec()];
     log.append(&[&list[0], &list[1]]).expect("small");
     snapshot(&log, &list, 1).expect("no faults");
@@ -154,8 +150,7 @@ fn files_of_another_store_are_rejected() {
     let other = Simulation::new(99);
     let (log, ..) = open(&other, small()).expect("opens");
     for _ in 0..40 {
-        log.append(&[&[1; 400]]).expect("small");
-        log.commit().expect("no faults");
+        commit(&log, &[1; 400]);
     }
     let mut refused = 0;
     for name in other
@@ -184,8 +179,7 @@ fn with_snapshots(options: Options) -> (Simulation, Vec<Vec<u8>>) {
     let mut list = Vec::new();
     for round in 0..40 {
         list.push(vec![round as u8; 1000]);
-        log.append(&[&list[list.len() - 1]]).expect("small");
-        log.commit().expect("no faults");
+        commit(&log, &list[list.len() - 1]);
         if round % 5 == 4 {
             snapshot(&log, &list, round).expect("no faults");
         }
@@ -201,18 +195,13 @@ fn files_before_a_break_are_removed_as_history() {
         history_ms,
         ..small()
     };
-    let (disk, list) = with_snapshots(options(u64::MAX, u64::MAX));
-    let mut content = disk.content(&files::segment(6)).expect("records 16 to 18");
-    content[0] ^= 1;
-    disk.put(&files::segment(6), &content);
+    let (disk, list) = with_snapshots(all_history());
+    // It holds the records 16 to 18.
+    flip(&disk, &files::segment(6), 0);
     let before = |disk: &Simulation| {
-        let names = disk.list().expect("a directory");
-        let is_before = |name: &&String| match files::kind(name) {
-            files::Kind::Segment(number) => number <= 6,
-            files::Kind::Snapshot(position) => position <= 15,
-            _ => false,
-        };
-        names.iter().filter(is_before).count()
+        let segments = segments(disk).into_iter().filter(|it| *it <= 6);
+        let snapshots = snapshots(disk).into_iter().filter(|it| *it <= 15);
+        segments.count() + snapshots.count()
     };
     // The first snapshot after the break is from time 19.
     for (history_bytes, history_ms, now_ms, left) in [
@@ -227,19 +216,14 @@ fn files_before_a_break_are_removed_as_history() {
         assert_eq!(before(&disk), 9);
         log.maintain(now_ms).expect("no faults");
         assert_eq!(before(&disk), left, "{history_bytes} {history_ms} {now_ms}");
-        let (.., records) = open(&disk.kill(), small()).expect("opens");
-        assert!(records.list() == list);
+        assert!(reopened(&disk.kill()) == list);
     }
 }
 
 /// Regression: one damaged byte made all history unreadable, although the store started.
 #[test]
 fn history_begins_after_damage_that_a_snapshot_covers() {
-    let (disk, list) = with_snapshots(Options {
-        history_bytes: u64::MAX,
-        history_ms: u64::MAX,
-        ..small()
-    });
+    let (disk, list) = with_snapshots(all_history());
     let oldest = |disk: &Simulation| {
         let mut records = Records::default();
         let range = read(disk, Base::Oldest, LogPosition::END, &mut records);
@@ -252,10 +236,7 @@ fn history_begins_after_damage_that_a_snapshot_covers() {
     for (segments, at) in [(&[6][..], 100), (&[3, 6][..], 100), (&[6][..], 0)] {
         let disk = disk.fork();
         for segment in segments {
-            let name = files::segment(*segment);
-            let mut content = disk.content(&name).expect("listed");
-            content[at] ^= 1;
-            disk.put(&name, &content);
+            flip(&disk, &files::segment(*segment), at);
         }
         let (base, mut records) = oldest(&disk).expect("a snapshot covers the damage");
         let gap = records.gap.take().expect("reported");
@@ -305,9 +286,7 @@ fn inspection_agrees_with_opening() {
     let end = frames.offset - 1;
     for (at, torn) in [(end, true), (200, false)] {
         let damaged = disk.fork();
-        let mut flipped = content.clone();
-        flipped[at] ^= 1;
-        damaged.put(&last.name, &flipped);
+        flip(&damaged, &last.name, at);
         let report = inspect(&damaged).expect("a directory");
         let file = report
             .files

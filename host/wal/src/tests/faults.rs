@@ -130,8 +130,7 @@ fn log_continues_when_a_full_disk_has_room_again() {
 
 #[test]
 fn pending_records_are_written_when_there_is_room() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     assert_eq!(log.room(), Room::Plenty);
     disk.limit_bytes(Some(disk.used_bytes()));
     assert!(log.maintain(1).is_err_and(|error| error.is_full()));
@@ -151,8 +150,7 @@ fn pending_records_are_written_when_there_is_room() {
     assert_eq!(log.commit().expect("room again"), log.appended());
     log.maintain(2).expect("room again");
     assert_eq!(log.room(), Room::Plenty);
-    let (.., records) = open(&lost(&disk), small()).expect("opens");
-    assert!(records.list() == list);
+    assert!(reopened(&lost(&disk)) == list);
 }
 
 #[test]
@@ -190,8 +188,7 @@ fn the_reserve_outlasts_a_full_disk() {
 /// Spares are too short for such a group, and later records are written after it.
 #[test]
 fn reserve_ends_while_a_long_group_waits_for_room() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     log.maintain(1).expect("room for spares");
     disk.limit_bytes(Some(disk.used_bytes()));
     log.maintain(2).expect("the spares are there");
@@ -264,15 +261,12 @@ fn long_group_that_waits_gets_the_room_of_history() {
     let disk = Simulation::new(1);
     let options = Options {
         segment_bytes: 1 << 18,
-        history_bytes: u64::MAX,
-        history_ms: u64::MAX,
-        ..small()
+        ..all_history()
     };
     let (log, ..) = open(&disk, options).expect("opens");
     for now_ms in 0..4 {
         for _ in 0..8 {
-            log.append(&[&[1; 200_000]]).expect("small");
-            log.commit().expect("no faults");
+            commit(&log, &[1; 200_000]);
         }
         let begun = log.begin_snapshot(now_ms).expect("no faults");
         log.finish_snapshot(begun.expect("records came"))
@@ -325,10 +319,8 @@ fn group_of_too_many_records_is_refused() {
 
 #[test]
 fn failed_log_discards_appends() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
-    log.append(&[b"kept"]).expect("small");
-    log.commit().expect("no faults yet");
+    let (disk, log) = new_log();
+    commit(&log, b"kept");
     disk.fail_sync_in(Some(0));
     log.append(&[b"not known"]).expect("small");
     let text = log.commit().expect_err("a fault").to_string();
@@ -367,14 +359,10 @@ fn snapshot_without_room_leaves_no_file() {
         (true, "the log has no room"),
         (false, "the snapshot has none"),
     ] {
-        let disk = Simulation::new(1);
-        let (log, ..) = open(&disk, small()).expect("opens");
-        log.append(&[b"one"]).expect("small");
-        log.commit().expect("no faults");
-        let mut snapshot = log
-            .begin_snapshot(1)
-            .expect("no faults")
-            .expect("something new");
+        let (disk, log) = new_log();
+        commit(&log, b"one");
+        let begun = log.begin_snapshot(1).expect("no faults");
+        let mut snapshot = begun.expect("something new");
         snapshot.block(&block(1, b"one")).expect("small");
         if log_waits {
             // Needs a segment of its own.
@@ -395,8 +383,7 @@ fn snapshot_without_room_leaves_no_file() {
 
 #[test]
 fn figures_do_not_wait_for_a_stalled_disk() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (_, log) = new_log();
     let before = log.figures();
     let catalogue = log.catalogue.lock().expect("no panic");
     let figures = log.figures();

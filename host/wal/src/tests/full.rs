@@ -128,16 +128,14 @@ fn state_beyond_its_disk_is_short_until_it_shrinks() {
 #[test]
 fn disk_use_shows_whether_growth_is_refused() {
     let disk = Simulation::new(1);
-    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
     let options = Options {
         segment_bytes: 1 << 20,
         ..Options::default()
     };
-    let (log, _) = Log::open(shared, options, 1, &mut Discard).expect("opens");
+    let (log, ..) = open(&disk, options).expect("opens");
     let append = |count| {
         for _ in 0..count {
-            log.append(&[&[1; 100_000]]).expect("small");
-            log.commit().expect("no faults");
+            commit(&log, &[1; 100_000]);
         }
     };
     append(20);
@@ -147,10 +145,8 @@ fn disk_use_shows_whether_growth_is_refused() {
     for megabytes in (1..64).rev() {
         disk.limit_bytes(Some(megabytes << 20));
         _ = log.maintain(1);
-        let used = {
-            let files = crate::inspect(&disk).expect("a directory").files;
-            crate::DiskUse::of(&disk, &files).expect("a size")
-        };
+        let files = crate::inspect(&disk).expect("a directory").files;
+        let used = crate::DiskUse::of(&disk, &files).expect("a size");
         let held = used.log + used.history + used.snapshot + used.spares;
         assert!(held <= disk.used_bytes() && held > 8 << 20, "{used:?}");
         assert_eq!(used.free, disk.free_bytes().expect("a size"));
@@ -175,12 +171,10 @@ fn disk_full_of_history_is_reused() {
         history_bytes: u64::MAX,
         ..Options::default()
     };
-    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    let (log, _) = Log::open(shared, options, 1, &mut Discard).expect("opens");
+    let (log, ..) = open(&disk, options).expect("opens");
     for _ in 0..4 {
         for _ in 0..60 {
-            log.append(&[&[1; 100_000]]).expect("small");
-            log.commit().expect("no faults");
+            commit(&log, &[1; 100_000]);
         }
         snapshot(&log, &[vec![7; 1000]], 1).expect("no faults");
     }

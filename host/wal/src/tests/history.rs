@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::files::{self, Kind};
 use crate::limits;
 use crate::recovery::Base;
 use crate::{Durability, Verdict, inspect, read};
@@ -16,30 +15,15 @@ fn count(disk: &Simulation, wanted: fn(Kind) -> bool) -> usize {
         .count()
 }
 
-/// Keeps all history.
-fn all_history() -> Options {
-    Options {
-        history_bytes: u64::MAX,
-        history_ms: u64::MAX,
-        ..small()
-    }
-}
-
 /// Appends about 1 KiB per round, with a snapshot every fifth.
 fn grow(log: &Log, list: &mut Vec<Vec<u8>>, rounds: u64, from_ms: u64) {
     for round in 0..rounds {
         let record = vec![list.len() as u8; 1000];
-        log.append(&[&record]).expect("small");
+        commit(log, &record);
         list.push(record);
-        log.commit().expect("no faults");
         if round % 5 == 4 {
             // A small snapshot: only the last records of this store matter.
-            let mut snapshot = log
-                .begin_snapshot(from_ms + round)
-                .expect("no faults")
-                .expect("records came");
-            fill(&mut snapshot, list).expect("no faults");
-            log.finish_snapshot(snapshot).expect("no faults");
+            snapshot(log, list, from_ms + round).expect("no faults");
         }
         log.maintain(from_ms + round).expect("no faults");
     }
@@ -47,13 +31,12 @@ fn grow(log: &Log, list: &mut Vec<Vec<u8>>, rounds: u64, from_ms: u64) {
 
 #[test]
 fn no_history_keeps_two_snapshots_and_recycles_segments() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let mut list = Vec::new();
     grow(&log, &mut list, 61, 0);
-    assert_eq!(count(&disk, |kind| matches!(kind, Kind::Snapshot(_))), 2);
-    let segments = count(&disk, |kind| matches!(kind, Kind::Segment(_)));
-    assert!((2..=6).contains(&segments), "{segments}");
+    assert_eq!(snapshots(&disk).len(), 2);
+    let segments = segments(&disk);
+    assert!((2..=6).contains(&segments.len()), "{segments:?}");
     assert!((2..=12).contains(&count(&disk, |kind| matches!(kind, Kind::Spare(_)))));
     let disk = disk.kill();
     // A recycled segment holds frames of its previous use after its end, which must be ignored.
@@ -65,25 +48,21 @@ fn no_history_keeps_two_snapshots_and_recycles_segments() {
     let content = disk.content(last).expect("listed");
     let stale = content[1_300..3_000].iter().any(|&byte| byte != 0);
     assert!(stale);
-    let (.., records) = open(&disk, small()).expect("opens");
-    assert!(records.list() == list);
+    assert!(reopened(&disk) == list);
 }
 
 /// A disk that is full for a moment is enough to cause a snapshot this early.
 #[test]
 fn snapshot_in_the_first_segment_does_not_pin_history() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let mut list = vec![b"one".to_vec()];
     log.append(&[b"one"]).expect("small");
     snapshot(&log, &list, 0).expect("no faults");
     grow(&log, &mut list, 61, 0);
-    let snapshots = |disk: &Simulation| count(disk, |kind| matches!(kind, Kind::Snapshot(_)));
-    let segments = |disk: &Simulation| count(disk, |kind| matches!(kind, Kind::Segment(_)));
-    assert_eq!(snapshots(&disk), 2);
-    assert!((2..=6).contains(&segments(&disk)), "{}", segments(&disk));
-    let (.., records) = open(&disk.kill(), small()).expect("opens");
-    assert!(records.list() == list);
+    assert_eq!(snapshots(&disk).len(), 2);
+    let segments = segments(&disk);
+    assert!((2..=6).contains(&segments.len()), "{segments:?}");
+    assert!(reopened(&disk.kill()) == list);
 }
 
 /// History frees segments in batches: none at some snapshots, two at others. A segment that is
@@ -102,8 +81,7 @@ fn steady_load_neither_removes_nor_creates_segments() {
     for round in 0..60 {
         // The log grows while a snapshot is taken.
         for _ in 0..[26, 34, 30][round % 3] {
-            log.append(&[&last[0]]).expect("small");
-            log.commit().expect("no faults");
+            commit(&log, &last[0]);
             log.maintain(0).expect("no faults");
         }
         snapshot(&log, &last, 0).expect("no faults");
@@ -151,35 +129,17 @@ fn failed_removal_leaves_no_gap() {
         assert!(failed || fault > 20, "{fault}");
         disk.fail_write_in(None);
         disk.fail_sync_in(None);
-        let numbers = |disk: &Simulation, wanted: fn(Kind) -> Option<u64>| {
-            let mut numbers: Vec<u64> = disk
-                .list()
-                .expect("a directory")
-                .iter()
-                .filter_map(|name| wanted(files::kind(name)))
-                .collect();
-            numbers.sort_unstable();
-            numbers
-        };
-        let segments = |kind| match kind {
-            Kind::Segment(number) => Some(number),
-            _ => None,
-        };
         for seed in 0..3 {
-            let left = numbers(&disk.fork().crash(seed), segments);
+            let left = segments(&disk.fork().crash(seed));
             let whole: Vec<u64> = (left[0]..left[0] + left.len() as u64).collect();
             assert_eq!(left, whole, "a gap after fault {fault}");
         }
         log.maintain(101).expect("no faults any more");
-        let snapshots = numbers(&disk, |kind| match kind {
-            Kind::Snapshot(position) => Some(position),
-            _ => None,
-        });
-        assert_eq!(snapshots, [35, 40], "fault {fault}");
-        assert!(numbers(&disk, segments).len() <= 4, "fault {fault}");
+        assert_eq!(snapshots(&disk), [35, 40], "fault {fault}");
+        assert!(segments(&disk).len() <= 4, "fault {fault}");
         let spares = count(&disk, |kind| matches!(kind, Kind::Spare(_))) as u64;
         assert_eq!(
-            log.spare_bytes.load(std::sync::atomic::Ordering::Acquire),
+            log.spare_bytes.load(Ordering::Acquire),
             spares * 4096,
             "every spare is known: fault {fault}"
         );
@@ -247,8 +207,7 @@ fn past_state_is_read_from_the_previous_snapshot() {
 
 #[test]
 fn removed_history_is_reported_as_not_retained() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let mut list = Vec::new();
     grow(&log, &mut list, 30, 0);
     let removed = read(
@@ -284,15 +243,7 @@ fn later_damage_does_not_explain_removed_history() {
         read(disk, base, LogPosition(position), &mut Records::default())
     };
     let removed = |outcome| matches!(outcome, Err(Error::NotRetained { .. }));
-    let kept: Vec<u64> = disk
-        .list()
-        .expect("a directory")
-        .iter()
-        .filter_map(|name| match files::kind(name) {
-            Kind::Snapshot(position) => Some(position),
-            _ => None,
-        })
-        .collect();
+    let kept = snapshots(&disk);
     let [older, newer] = kept[..] else {
         panic!("{kept:?}")
     };
@@ -301,15 +252,12 @@ fn later_damage_does_not_explain_removed_history() {
     for damaged in [older, newer] {
         let disk = disk.fork();
         let name = files::snapshot(damaged);
-        let mut content = disk.content(&name).expect("listed");
-        content[2] ^= 1;
-        disk.put(&name, &content);
+        flip(&disk, &name, 2);
         assert!(
             removed(before(&disk, 3)),
             "{damaged} is not what is missing"
         );
-        let outcome = before(&disk, older + 1);
-        match outcome {
+        match before(&disk, older + 1) {
             Err(Error::Damaged(damage)) if damaged == older => assert_eq!(damage.file, name),
             Ok(range) if damaged == newer => assert_eq!(range.base.0, older),
             outcome => panic!("{damaged}: {outcome:?}"),
@@ -319,17 +267,14 @@ fn later_damage_does_not_explain_removed_history() {
 
 #[test]
 fn damaged_snapshot_is_replaced_by_the_older_one() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let mut list = Vec::new();
     grow(&log, &mut list, 23, 0);
     drop(log);
     let name = files::snapshot(20);
     for at in [0, 70, 2000] {
         let disk = disk.fork().kill();
-        let mut content = disk.content(&name).expect("the newest");
-        content[at] ^= 1;
-        disk.put(&name, &content);
+        flip(&disk, &name, at);
         let (log, opened, records) = open(&disk, small()).expect("opens");
         assert_eq!(opened.damaged_snapshots.len(), 1);
         // Damage of the header is detected at once, damage of a block only after other blocks were
@@ -353,16 +298,13 @@ fn damaged_snapshot_is_replaced_by_the_older_one() {
 
 #[test]
 fn snapshot_without_new_records_is_not_taken() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     log.append(&[b"one"]).expect("small");
     snapshot(&log, &[b"one".to_vec()], 1).expect("no faults");
     assert!(log.begin_snapshot(2).expect("no faults").is_none());
     log.append(&[b"two"]).expect("small");
-    let running = log
-        .begin_snapshot(3)
-        .expect("no faults")
-        .expect("there is something new");
+    let begun = log.begin_snapshot(3).expect("no faults");
+    let running = begun.expect("there is something new");
     assert!(matches!(log.begin_snapshot(3), Err(Error::Busy)));
     drop(running);
     assert_eq!(count(&disk, |kind| kind == Kind::Temporary), 0);
@@ -381,8 +323,7 @@ fn snapshot_is_due_by_the_length_of_the_log() {
     let mut list = Vec::new();
     while !log.snapshot_due() {
         list.push(vec![1; 1000]);
-        log.append(&[&[1; 1000]]).expect("small");
-        log.commit().expect("no faults");
+        commit(&log, &[1; 1000]);
     }
     assert_eq!(list.len(), 10);
     // A restart must keep the length of the log.
@@ -391,8 +332,7 @@ fn snapshot_is_due_by_the_length_of_the_log() {
     snapshot(&log, &list, 1).expect("no faults");
     assert!(!log.snapshot_due());
     for appended in 1.. {
-        log.append(&[&[1; 1000]]).expect("small");
-        log.commit().expect("no faults");
+        commit(&log, &[1; 1000]);
         if log.snapshot_due() {
             assert_eq!(appended, 20, "twice the ten records of the snapshot");
             break;
@@ -412,8 +352,7 @@ fn snapshot_is_due_later_if_history_is_kept() {
         log.maintain(0).expect("no faults");
         let mut appended = 0;
         while !log.snapshot_due() {
-            log.append(&[&[1; 1000]]).expect("small");
-            log.commit().expect("no faults");
+            commit(&log, &[1; 1000]);
             appended += 1;
         }
         appended
@@ -486,8 +425,7 @@ fn inspection_reports_stale_files() {
 
 #[test]
 fn finished_snapshot_has_a_durable_name() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     log.append(&[b"one"]).expect("small");
     assert_eq!(
         snapshot(&log, &[b"one".to_vec()], 1).expect("no faults"),

@@ -19,10 +19,12 @@ mod unreadable;
 mod wear;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 
+use crate::files::{self, Kind};
 use crate::simulation::{Dice, Simulation};
-use crate::{Damage, Disk, Error, Log, LogPosition, Opened, Options, Sink, Snapshot, Source};
+use crate::{Damage, Disk, Error, File, Log, LogPosition, Opened, Options, Sink, Snapshot, Source};
 
 /// A store that keeps every record with its position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,6 +89,62 @@ impl Source for Blocks {
     }
 }
 
+/// A source that fails after its first block.
+struct Failing(bool);
+
+impl Source for Failing {
+    fn begin(&mut self) {}
+
+    fn next(&mut self, into: &mut Vec<u8>) -> Result<bool, String> {
+        into.extend(block(1, b"first"));
+        match std::mem::replace(&mut self.0, true) {
+            false => Ok(true),
+            true => Err("the source ends".to_owned()),
+        }
+    }
+}
+
+/// Decides about an operation, by its name and that of its file.
+type Refuse = Box<dyn Fn(&str, &str) -> io::Result<()> + Send + Sync>;
+
+/// A disk that may refuse an operation.
+struct Refusing {
+    disk: Simulation,
+    refuse: Refuse,
+}
+
+impl Disk for Refusing {
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.disk.list()
+    }
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.disk.create(name)
+    }
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.disk.open(name)
+    }
+    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        (self.refuse)("read", name)?;
+        self.disk.open_read_only(name)
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        (self.refuse)("rename", from)?;
+        self.disk.rename(from, to)
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.disk.remove(name)
+    }
+    fn sync_directory(&self) -> io::Result<()> {
+        self.disk.sync_directory()
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.disk.free_bytes()
+    }
+    fn entropy(&self) -> u64 {
+        self.disk.entropy()
+    }
+}
+
 /// Small segments and little history, so that every test changes segments, recycles and removes
 /// history.
 fn small() -> Options {
@@ -99,11 +157,70 @@ fn small() -> Options {
     }
 }
 
+/// Keeps all history.
+fn all_history() -> Options {
+    Options {
+        history_bytes: u64::MAX,
+        history_ms: u64::MAX,
+        ..small()
+    }
+}
+
 fn open(disk: &Simulation, options: Options) -> Result<(Log, Opened, Records), Error> {
     let mut records = Records::default();
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
     let (log, opened) = Log::open(disk, options, 1, &mut records)?;
     Ok((log, opened, records))
+}
+
+/// A new log on an empty disk.
+fn new_log() -> (Simulation, Log) {
+    let disk = Simulation::new(1);
+    let (log, ..) = open(&disk, small()).expect("opens");
+    (disk, log)
+}
+
+/// The records that a start reads.
+fn reopened(disk: &Simulation) -> Vec<Vec<u8>> {
+    let (.., records) = open(disk, small()).expect("opens");
+    records.list()
+}
+
+fn commit(log: &Log, record: &[u8]) {
+    log.append(&[record]).expect("small");
+    log.commit().expect("no faults");
+}
+
+/// The numbers of files in order. `wanted` returns the number of a file that counts.
+fn numbers(disk: &dyn Disk, wanted: fn(Kind) -> Option<u64>) -> Vec<u64> {
+    let names = disk.list().expect("a directory");
+    let numbers = names.iter().filter_map(|name| wanted(files::kind(name)));
+    let mut numbers: Vec<u64> = numbers.collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// The numbers of the segments.
+fn segments(disk: &dyn Disk) -> Vec<u64> {
+    numbers(disk, |kind| match kind {
+        Kind::Segment(number) => Some(number),
+        _ => None,
+    })
+}
+
+/// The positions of the snapshots.
+fn snapshots(disk: &dyn Disk) -> Vec<u64> {
+    numbers(disk, |kind| match kind {
+        Kind::Snapshot(position) => Some(position),
+        _ => None,
+    })
+}
+
+/// Damages a byte of a file.
+fn flip(disk: &Simulation, name: &str, at: usize) {
+    let mut content = disk.content(name).expect("listed");
+    content[at] ^= 1;
+    disk.put(name, &content);
 }
 
 /// Takes a snapshot of a list at once.

@@ -5,7 +5,6 @@
 //! a torn write.
 
 use super::*;
-use crate::files::{self, Kind};
 use crate::segment::{Frames, HEADER_BYTES, Header, Magic};
 use crate::survey::Survey;
 
@@ -41,9 +40,8 @@ fn written(end: End) -> Written {
         let (log, ..) = open(&disk, small()).expect("opens");
         for round in 0..30 {
             let record = record(&mut dice, 500);
-            log.append(&[&record]).expect("small");
+            commit(&log, &record);
             list.push(record);
-            log.commit().expect("no faults");
             if round % 12 == 7 {
                 snapshot(&log, &list, life * 100 + round).expect("no faults");
                 log.maintain(life * 100 + round).expect("no faults");
@@ -146,12 +144,9 @@ fn judge(disk: &Simulation, written: &Written, is_new_length: bool, story: &str)
 fn mutate_every_file(end: End) {
     let written = written(end);
     let (mut refused, mut opened) = (0, 0);
-    let mut count = |is_refused: bool| {
-        if is_refused {
-            refused += 1;
-        } else {
-            opened += 1;
-        }
+    let mut count = |is_refused: bool| match is_refused {
+        true => refused += 1,
+        false => opened += 1,
     };
     for name in written.disk.list().expect("a directory") {
         let content = written.disk.content(&name).expect("listed");
@@ -200,16 +195,7 @@ fn mutated_files_after_a_close_open_whole_or_refuse() {
 #[test]
 fn removed_newest_segments_are_refused_by_name() {
     let written = written(End::Killed);
-    let numbers: Vec<u64> = written
-        .disk
-        .list()
-        .expect("a directory")
-        .iter()
-        .filter_map(|name| match files::kind(name) {
-            Kind::Segment(number) => Some(number),
-            _ => None,
-        })
-        .collect();
+    let numbers = segments(&written.disk);
     assert!(numbers.len() > 2, "{numbers:?}");
     for removed in 1..=numbers.len() {
         let disk = written.disk.fork();
@@ -237,8 +223,7 @@ fn directory_without_recorded_lengths_opens() {
         }
     }
     written.disk.remove(files::NEWEST).expect("there");
-    let (_, _, records) = open(&written.disk, small()).expect("opens");
-    assert!(records.list() == written.list);
+    assert!(reopened(&written.disk) == written.list);
     // From here on the directory has the protection of the current format.
     let disk = written.disk.kill();
     assert!(disk.content(files::NEWEST).is_some());

@@ -5,7 +5,6 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use super::*;
-use crate::files::{self, Kind};
 use crate::{Callbacks, Directory, Durability, WriteAheadLog};
 
 /// The state that the store and the clients of a test share.
@@ -109,14 +108,6 @@ fn clients(wal: &WriteAheadLog, shared: &Shared, threads: u64, rounds: u64) {
     });
 }
 
-fn snapshots(disk: &dyn Disk) -> usize {
-    let names = disk.list().expect("a directory");
-    let kinds = names.iter().map(|name| files::kind(name));
-    kinds
-        .filter(|kind| matches!(kind, Kind::Snapshot(_)))
-        .count()
-}
-
 #[test]
 fn clients_snapshots_and_close_on_a_real_directory() {
     let interval = Durability::Interval(Duration::from_millis(20));
@@ -135,7 +126,7 @@ fn clients_snapshots_and_close_on_a_real_directory() {
         let (wal, shared) = start(log);
         clients(&wal, &shared, 8, 150);
         let disk = Directory::read_only(place.path()).expect("there");
-        while snapshots(&disk) == 0 {
+        while snapshots(&disk).is_empty() {
             std::thread::yield_now();
         }
         wal.close().expect("no faults");
@@ -150,7 +141,7 @@ fn clients_snapshots_and_close_on_a_real_directory() {
             *shared.released.lock().expect("no panic"),
             list.len() as u64
         );
-        let kept = snapshots(&disk);
+        let kept = snapshots(&disk).len();
         assert!((1..=2).contains(&kept), "{kept}");
         // The lock is released with the log.
         drop(wal);
@@ -162,23 +153,20 @@ fn clients_snapshots_and_close_on_a_real_directory() {
 /// The process ends without a close. Released records must survive.
 #[test]
 fn released_records_survive_without_a_close() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let (wal, shared) = start(log);
     clients(&wal, &shared, 4, 100);
     let released = wal.released().0;
     let crashed = disk.fork().crash(4);
     drop(wal);
-    let (.., records) = open(&crashed, small()).expect("opens");
-    let found = records.list();
+    let found = reopened(&crashed);
     assert!(found.len() as u64 >= released);
     assert!(found == shared.list.lock().expect("no panic")[..found.len()]);
 }
 
 #[test]
 fn fault_is_reported_once_and_blocks_no_thread() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let (wal, shared) = start(log);
     clients(&wal, &shared, 2, 20);
     disk.fail_sync_in(Some(0));
@@ -210,7 +198,7 @@ fn close_does_not_wait_for_an_automatic_snapshot() {
     };
     let (log, ..) = open(&disk, options.clone()).expect("opens");
     let (wal, shared) = start(log);
-    while snapshots(&disk) == 0 {
+    while snapshots(&disk).is_empty() {
         clients(&wal, &shared, 2, 50);
     }
     wal.close().expect("no faults");
@@ -227,12 +215,9 @@ fn close_does_not_wait_for_an_automatic_snapshot() {
     .expect("opens");
     assert!(records.list() == list);
     let (wal, shared) = start(log);
-    shared
-        .list
-        .lock()
-        .expect("no panic")
-        .extend((0..64).map(|_| vec![0; 1 << 20]));
-    let before = snapshots(&disk);
+    let large = std::iter::repeat_n(vec![0; 1 << 20], 64);
+    shared.list.lock().expect("no panic").extend(large);
+    let before = snapshots(&disk).len();
     // This exceeds twice the last snapshot, so another one is due.
     wal.append(&[&[0; 1 << 20]]).expect("fits");
     let begun = || {
@@ -244,7 +229,7 @@ fn close_does_not_wait_for_an_automatic_snapshot() {
     }
     wal.close().expect("no faults");
     assert!(!begun());
-    assert!(snapshots(&disk) <= before);
+    assert!(snapshots(&disk).len() <= before);
 }
 
 /// A source that has no state yet.
@@ -267,11 +252,9 @@ impl Source for Later {
 
 #[test]
 fn due_snapshot_waits_until_the_source_is_ready() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let list = vec![vec![1; 20_000]];
-    log.append(&[&list[0]]).expect("fits");
-    log.commit().expect("no faults");
+    commit(&log, &list[0]);
     assert!(log.snapshot_due());
     let (ready, asked) = (Arc::new(AtomicBool::new(false)), Arc::default());
     let shared = Arc::new(Shared {
@@ -290,9 +273,9 @@ fn due_snapshot_waits_until_the_source_is_ready() {
     while asked.load(Ordering::Relaxed) < 2 {
         std::thread::yield_now();
     }
-    assert_eq!(snapshots(&disk), 0);
+    assert!(snapshots(&disk).is_empty());
     ready.store(true, Ordering::Release);
-    while snapshots(&disk) == 0 {
+    while snapshots(&disk).is_empty() {
         assert!(
             asked.load(Ordering::Relaxed) < 20,
             "it comes with the next rounds"
@@ -336,8 +319,7 @@ fn urgent_group_at_segment_end_does_not_wait_for_interval() {
 /// The system refuses the third thread.
 #[test]
 fn partly_started_log_ends() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (disk, log) = new_log();
     let wal = WriteAheadLog::begin(log, Box::new(|_| {}), Box::new(|_| {})).expect("threads");
     wal.append(&[b"one"]).expect("small");
     let (end, ended) = std::sync::mpsc::channel();
@@ -348,14 +330,12 @@ fn partly_started_log_ends() {
     ended
         .recv_timeout(Duration::from_secs(30))
         .expect("it does not hang");
-    let (.., records) = open(&disk.kill(), small()).expect("opens");
-    assert_eq!(records.list(), [b"one".to_vec()]);
+    assert_eq!(reopened(&disk.kill()), [b"one".to_vec()]);
 }
 
 #[test]
 fn panic_of_a_thread_is_reported_as_failure() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (_, log) = new_log();
     let (tell, notified) = std::sync::mpsc::sync_channel(2);
     let callbacks = Callbacks {
         released: Box::new(|position| panic!("a listener that fails at {position}")),
@@ -398,8 +378,7 @@ fn appends_to_a_full_disk_do_not_wait() {
     disk.limit_bytes(None);
     wal.close().expect("room again");
     assert!(!wal.is_behind());
-    let (.., records) = open(&disk.kill(), small()).expect("opens");
-    assert_eq!(records.list().len(), 40);
+    assert_eq!(reopened(&disk.kill()).len(), 40);
 }
 
 #[test]
@@ -423,14 +402,11 @@ fn close_on_a_full_disk_returns() {
 #[test]
 fn listener_may_append_more_than_the_buffer() {
     let disk = Simulation::new(1);
-    let (log, ..) = open(
-        &disk,
-        Options {
-            snapshot_min_bytes: u64::MAX,
-            ..small()
-        },
-    )
-    .expect("opens");
+    let options = Options {
+        snapshot_min_bytes: u64::MAX,
+        ..small()
+    };
+    let (log, ..) = open(&disk, options).expect("opens");
     let wal: Arc<std::sync::OnceLock<WriteAheadLog>> = Arc::default();
     let (appender, done) = (Arc::clone(&wal), Arc::new(AtomicBool::new(false)));
     let notified = Arc::clone(&done);

@@ -7,18 +7,15 @@ use rustix::io::Errno;
 
 use super::*;
 use crate::error::is_unreadable;
-use crate::files;
 use crate::simulation::BLOCK_BYTES;
 use crate::survey::Survey;
-use crate::{Base, File, Verdict, inspect, read};
+use crate::{Base, Verdict, inspect, read};
 
 /// Four blocks per segment, and all history.
 fn options() -> Options {
     Options {
         segment_bytes: 4 * BLOCK_BYTES as u64,
-        history_bytes: u64::MAX,
-        history_ms: u64::MAX,
-        ..small()
+        ..all_history()
     }
 }
 
@@ -30,9 +27,8 @@ fn written() -> (Simulation, Log, Vec<Vec<u8>>) {
     let mut list = Vec::new();
     for number in 1..=40 {
         let record = vec![number; 1000];
-        log.append(&[&record]).expect("small");
+        commit(&log, &record);
         list.push(record);
-        log.commit().expect("no faults");
         if number == 32 {
             snapshot(&log, &list, 1).expect("no faults");
         }
@@ -135,8 +131,7 @@ fn unreadable_block_behind_the_frames_has_no_effect() {
 fn unreadable_end_of_the_last_frame_is_damage() {
     let (disk, log, _) = written();
     // From the third block into the fourth.
-    log.append(&[&[41; 2000]]).expect("small");
-    log.commit().expect("no faults");
+    commit(&log, &[41; 2000]);
     disk.break_block(&files::segment(3), 3 * BLOCK_BYTES);
     let damage = refused(&disk.kill());
     assert_eq!(damage.lost_from, Some(LogPosition(41)));
@@ -176,45 +171,6 @@ fn only_an_error_of_the_device_is_damage() {
     }
 }
 
-/// A disk with one file that this account may not read.
-struct Forbidding {
-    disk: Simulation,
-    name: String,
-}
-
-impl Disk for Forbidding {
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.disk.list()
-    }
-    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.disk.create(name)
-    }
-    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.disk.open(name)
-    }
-    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        match name == self.name {
-            true => Err(io::ErrorKind::PermissionDenied.into()),
-            false => self.disk.open_read_only(name),
-        }
-    }
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.disk.rename(from, to)
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.disk.remove(name)
-    }
-    fn sync_directory(&self) -> io::Result<()> {
-        self.disk.sync_directory()
-    }
-    fn free_bytes(&self) -> io::Result<u64> {
-        self.disk.free_bytes()
-    }
-    fn entropy(&self) -> u64 {
-        self.disk.entropy()
-    }
-}
-
 /// Regression: a start took the snapshot for damaged, and put it aside.
 #[test]
 fn forbidden_file_is_an_error_and_never_damage() {
@@ -222,9 +178,17 @@ fn forbidden_file_is_an_error_and_never_damage() {
     log.close().expect("no faults");
     let disk = disk.kill();
     disk.put("lost+found", b"");
-    let forbidding = |name: &str| Forbidding {
-        disk: disk.clone(),
-        name: name.to_owned(),
+    let forbidding = |name: &str| {
+        let forbidden = name.to_owned();
+        Refusing {
+            disk: disk.clone(),
+            refuse: Box::new(move |operation, name| {
+                match operation == "read" && name == forbidden {
+                    true => Err(io::ErrorKind::PermissionDenied.into()),
+                    false => Ok(()),
+                }
+            }),
+        }
     };
     let snapshot = files::snapshot(32);
     let segment = files::segment(3);

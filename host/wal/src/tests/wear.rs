@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use super::*;
-use crate::files;
 use crate::frame;
 use crate::segment::{HEADER_BYTES, Header, Magic};
 use crate::simulation::{BLOCK_BYTES, Written};
