@@ -9,6 +9,7 @@ use crate::clock::Clock;
 use crate::codec::Malformed;
 use crate::engine::{
     Call, Condition, Engine, EngineError, KeyRange, Outcome, Page, Status, Transaction, attempt,
+    next_key,
 };
 use crate::head::Head;
 use crate::host::RETRY;
@@ -71,14 +72,22 @@ pub enum ClusterError {
 }
 
 /// The engine, as seen by one task outside the log.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Access<'a> {
     pub(crate) engine: &'a dyn Engine,
     pub(crate) clock: &'a dyn Clock,
-    pub(crate) keys: &'a Keys,
+    pub(crate) keys: Keys,
 }
 
-impl Access<'_> {
+impl<'a> Access<'a> {
+    pub(crate) fn new(engine: &'a dyn Engine, clock: &'a dyn Clock, cluster: &str) -> Self {
+        Self {
+            engine,
+            clock,
+            keys: Keys::new(cluster),
+        }
+    }
+
     /// Repeats a call until it has an answer, or as many refusals as there are servers: one that
     /// begins to take part refuses all calls. The call must be safe to repeat.
     pub(crate) async fn repeat<'c, T>(
@@ -161,8 +170,7 @@ impl Access<'_> {
             if values.len() >= values_max {
                 return Ok(values);
             }
-            range.from = last.clone();
-            range.from.push(0);
+            range.from = next_key(last);
         }
     }
 
@@ -177,12 +185,15 @@ impl Access<'_> {
         let key = self.keys.head();
         let head = self.get("reading the head", &key).await?;
         let bytes = head.ok_or_else(|| ClusterError::NotCreated(self.keys.cluster().into()))?;
-        let malformed = |error| ClusterError::Malformed {
-            what: "the head of the log",
-            error,
-        };
-        Head::decode(&bytes).map_err(malformed)
+        decode_head(&bytes)
     }
+}
+
+pub(crate) fn decode_head(bytes: &[u8]) -> Result<Head, ClusterError> {
+    Head::decode(bytes).map_err(|error| ClusterError::Malformed {
+        what: "the head of the log",
+        error,
+    })
 }
 
 /// A transaction without a condition. Its values must not depend on anything that can change.
@@ -197,4 +208,15 @@ pub(crate) fn always(
         puts,
         deletes,
     }
+}
+
+/// Writes one key without a condition, see [`always`].
+pub(crate) fn put(key: Vec<u8>, value: Bytes) -> Transaction {
+    always(key.clone(), vec![(key, value)], Vec::new())
+}
+
+/// Deletes one key without a condition.
+pub(crate) fn delete(key: Vec<u8>) -> Transaction {
+    let range = KeyRange::of(&key);
+    always(key, Vec::new(), vec![range])
 }

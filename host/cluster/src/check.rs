@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::access::{Access, ClusterError, always};
+use crate::access::{Access, ClusterError, delete, put};
 use crate::clock::Clock;
-use crate::engine::{Engine, EngineError, KeyRange, Status};
+use crate::engine::{Engine, EngineError, Status};
 use crate::head::{Head, LOG_FORMAT};
 use crate::host::RETRY;
-use crate::keys::Keys;
 use crate::presence::{self, MemberEntry, MemberInfo};
 use crate::{limits, space};
 
@@ -42,6 +41,16 @@ pub struct Finding {
 pub struct Report {
     /// All findings, in the order of the checks.
     pub findings: Vec<Finding>,
+}
+
+impl Finding {
+    pub(crate) fn new(severity: Severity, measured: String, advice: &str) -> Self {
+        Self {
+            severity,
+            measured,
+            advice: advice.to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -78,15 +87,11 @@ impl Report {
     }
 
     fn add(&mut self, severity: Severity, measured: String, advice: &str) {
-        self.findings.push(Finding {
-            severity,
-            measured,
-            advice: if severity == Severity::Good {
-                String::new()
-            } else {
-                advice.to_owned()
-            },
-        });
+        let advice = match severity {
+            Severity::Good => "",
+            _ => advice,
+        };
+        self.findings.push(Finding::new(severity, measured, advice));
     }
 
     fn failed(&mut self, error: &ClusterError) {
@@ -117,12 +122,7 @@ pub async fn check(
     now_ms: u64,
     quota_bytes: u64,
 ) -> Report {
-    let keys = Keys::new(cluster);
-    let access = Access {
-        engine,
-        clock,
-        keys: &keys,
-    };
+    let access = Access::new(engine, clock, cluster);
     let began = clock.now();
     let wall_ms = || now_ms + (clock.now() - began).as_millis() as u64;
     let mut report = Report::default();
@@ -260,7 +260,7 @@ async fn check_commits(report: &mut Report, access: &Access<'_>) -> bool {
     let mut times = Vec::with_capacity(limits::CHECK_WRITES);
     for number in 0..limits::CHECK_WRITES {
         let value = Bytes::from(format!("check {number}"));
-        let write = always(key.clone(), vec![(key.clone(), value)], Vec::new());
+        let write = put(key.clone(), value);
         let began = access.clock.now();
         if let Err(error) = access.transact("measuring a commit", &write).await {
             report.failed(&error);
@@ -268,17 +268,8 @@ async fn check_commits(report: &mut Report, access: &Access<'_>) -> bool {
         }
         times.push(access.clock.now().saturating_sub(began));
     }
-    let mut to = key.clone();
-    to.push(0);
-    let range = KeyRange {
-        from: key.clone(),
-        to,
-    };
-    let deletion = always(key, Vec::new(), vec![range]);
-    if let Err(error) = access
-        .transact("deleting the key of the check", &deletion)
-        .await
-    {
+    let what = "deleting the key of the check";
+    if let Err(error) = access.transact(what, &delete(key)).await {
         report.failed(&error);
         return false;
     }
@@ -330,9 +321,7 @@ async fn ask_for_sign_of_life(access: &Access<'_>, head: &Head) -> Result<(), Cl
     if head.released {
         return Ok(());
     }
-    let key = access.keys.challenge();
-    let value = Bytes::from_static(b"check");
-    let challenge = always(key.clone(), vec![(key, value)], Vec::new());
+    let challenge = put(access.keys.challenge(), Bytes::from_static(b"check"));
     let what = "asking the leader for a sign of life";
     access.transact(what, &challenge).await.map(drop)
 }

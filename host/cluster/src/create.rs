@@ -10,7 +10,7 @@
 use bytes::{Bytes, BytesMut};
 use statehouse_protocol::LogPosition;
 
-use crate::access::{Access, ClusterError};
+use crate::access::{Access, ClusterError, decode_head};
 use crate::clock::Clock;
 use crate::engine::{Condition, Engine, EngineError, KeyRange, Outcome, Transaction, Value};
 use crate::head::{Head, Id, SnapshotInfo};
@@ -86,12 +86,7 @@ pub async fn check_room(
     (snapshot_bytes, module_bytes): (u64, u64),
     quota_bytes: u64,
 ) -> Result<(), ClusterError> {
-    let keys = Keys::new(cluster);
-    let access = Access {
-        engine,
-        clock,
-        keys: &keys,
-    };
+    let access = Access::new(engine, clock, cluster);
     let status = access.status().await?;
     let quota = status.quota_bytes.unwrap_or(quota_bytes);
     // The next snapshot is written beside the first one.
@@ -121,12 +116,8 @@ pub async fn create_from<B>(
 where
     B: FnMut(&mut Vec<u8>) -> Result<bool, String>,
 {
-    let keys = Keys::new(cluster);
-    let access = Access {
-        engine,
-        clock,
-        keys: &keys,
-    };
+    let access = Access::new(engine, clock, cluster);
+    let keys = &access.keys;
     let mut head = first_head(&state)?;
     let mut pieces = Pieces {
         next_block: state.next_block,
@@ -135,13 +126,13 @@ where
         hasher: blake3::Hasher::new(),
     };
     let secret = Secret::random().map_err(ClusterError::Input)?;
-    let mut info = snapshot_info(&head);
+    let mut info = SnapshotInfo::begun(&head, head.position);
     let own = keys.snapshots(info.id, info.id + 1);
     match write_pieces(&access, &mut pieces, &mut info).await {
         Ok(None) => {}
         Ok(Some(value)) => return created_by(&value, state.id),
         Err(error) => {
-            let deletion = if_absent(&keys, Vec::new(), vec![own]);
+            let deletion = if_absent(keys, Vec::new(), vec![own]);
             let what = "deleting the pieces of the first snapshot";
             // The first error says more.
             _ = access.transact(what, &deletion).await;
@@ -161,7 +152,7 @@ where
             to: others.to,
         },
     ];
-    let creation = creation(&keys, &head, &secret, deletes);
+    let creation = creation(keys, &head, &secret, deletes);
     match access.transact("creating the cluster", &creation).await? {
         Outcome::Applied(_) => Ok(true),
         Outcome::Failed(value) => created_by(&value, state.id),
@@ -189,7 +180,7 @@ where
         info.bytes += piece.len() as u64;
         let key = access.keys.piece(info.id, info.pieces);
         info.pieces += 1;
-        let transaction = if_absent(access.keys, vec![(key, piece)], Vec::new());
+        let transaction = if_absent(&access.keys, vec![(key, piece)], Vec::new());
         let what = "writing a piece of the first snapshot";
         if let Outcome::Failed(value) = access.transact(what, &transaction).await? {
             return Ok(Some(value));
@@ -205,15 +196,11 @@ pub async fn identity(
     clock: &dyn Clock,
     cluster: &str,
 ) -> Result<(Id, Secret), ClusterError> {
-    let keys = Keys::new(cluster);
-    let access = Access {
-        engine,
-        clock,
-        keys: &keys,
-    };
+    let access = Access::new(engine, clock, cluster);
     // A cluster without a head has no secret either, and the first error says what to do.
     let id = access.head().await?.cluster;
-    let secret = access.get("reading the secret", &keys.secret()).await?;
+    let key = access.keys.secret();
+    let secret = access.get("reading the secret", &key).await?;
     let bytes = secret.ok_or_else(|| ClusterError::NoSecret(cluster.to_owned()))?;
     let bytes = <[u8; 32]>::try_from(&bytes[..]).map_err(|_| ClusterError::Malformed {
         what: "the secret of the cluster",
@@ -244,11 +231,7 @@ fn if_absent(keys: &Keys, puts: Vec<(Vec<u8>, Bytes)>, deletes: Vec<KeyRange>) -
 
 /// Whether the existing head belongs to the cluster with this id.
 fn created_by(value: &Value, id: Id) -> Result<bool, ClusterError> {
-    let head = Head::decode(value.value.as_deref().unwrap_or_default());
-    let head = head.map_err(|error| ClusterError::Malformed {
-        what: "the head of the log",
-        error,
-    })?;
+    let head = decode_head(value.value.as_deref().unwrap_or_default())?;
     Ok(head.cluster == id)
 }
 
@@ -271,19 +254,6 @@ fn first_head<B>(state: &FirstState<B>) -> Result<Head, ClusterError> {
         )));
     }
     Ok(head)
-}
-
-/// An empty snapshot at the head.
-fn snapshot_info(head: &Head) -> SnapshotInfo {
-    SnapshotInfo {
-        id: head.seq,
-        first_seq: head.seq + 1,
-        first_position: LogPosition(head.position.0 + 1),
-        previous: head.chain,
-        pieces: 0,
-        bytes: 0,
-        hash: [0; 32],
-    }
 }
 
 /// Blocks, cut into pieces as in the leader's snapshots.

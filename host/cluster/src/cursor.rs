@@ -19,7 +19,7 @@ pub struct LogPoint {
 }
 
 /// The last frame and the last record that were read.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Cursor {
     pub(crate) seq: u64,
     pub(crate) chain: Chain,
@@ -51,10 +51,7 @@ impl Cursor {
             seq: point.seq,
             chain: point.chain,
             position: point.position,
-            assembler: Assembler::default(),
-            within_group: false,
-            now_ms: 0,
-            trusts_reads: false,
+            ..Self::default()
         }
     }
 

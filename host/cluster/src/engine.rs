@@ -34,6 +34,21 @@ pub struct KeyRange {
     pub to: Vec<u8>,
 }
 
+impl KeyRange {
+    /// One key.
+    pub(crate) fn of(key: &[u8]) -> Self {
+        Self {
+            from: key.to_vec(),
+            to: next_key(key),
+        }
+    }
+}
+
+/// The key directly behind another one.
+pub(crate) fn next_key(key: &[u8]) -> Vec<u8> {
+    [key, &[0]].concat()
+}
+
 /// The condition of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {

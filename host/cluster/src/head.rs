@@ -259,6 +259,20 @@ pub(crate) fn check_format(format: u16, readable: u16) -> Result<(), Malformed> 
 }
 
 impl SnapshotInfo {
+    /// A snapshot without pieces that begins behind the last frame of a head, with every effect of
+    /// the records up to `last`.
+    pub(crate) fn begun(head: &Head, last: LogPosition) -> Self {
+        Self {
+            id: head.seq,
+            first_seq: head.seq + 1,
+            first_position: LogPosition(last.0 + 1),
+            previous: head.chain,
+            pieces: 0,
+            bytes: 0,
+            hash: [0; 32],
+        }
+    }
+
     /// The last record of which every effect is in the snapshot. Its blocks can contain effects of
     /// later records.
     #[must_use]

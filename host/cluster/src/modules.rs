@@ -27,10 +27,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::access::{Access, ClusterError, always};
+use crate::access::{Access, ClusterError, put};
 use crate::clock::Clock;
 use crate::codec::{Malformed, Reader};
-use crate::engine::{Condition, Engine, KeyRange, Outcome, Page, Transaction};
+use crate::engine::{Condition, Engine, KeyRange, Outcome, Page, Transaction, next_key};
 use crate::head::{Id, check_format};
 use crate::keys::Keys;
 use crate::limits;
@@ -82,7 +82,7 @@ impl Modules {
         Access {
             engine: &*self.engine,
             clock: &*self.clock,
-            keys: &self.keys,
+            keys: self.keys.clone(),
         }
     }
 
@@ -149,8 +149,7 @@ impl Modules {
     async fn put_pieces(&self, digest: &[u8; 32], module: &[u8]) -> Result<(), ClusterError> {
         for (number, piece) in (0..).zip(module.chunks(limits::MODULE_PIECE_BYTES)) {
             let key = self.keys.module_piece(digest, number);
-            let put = (key.clone(), Bytes::copy_from_slice(piece));
-            let transaction = always(key, vec![put], Vec::new());
+            let transaction = put(key, Bytes::copy_from_slice(piece));
             self.access()
                 .transact("storing a piece of a module", &transaction)
                 .await?;
@@ -208,8 +207,7 @@ impl Modules {
             if number > size.pieces {
                 return Err(damaged(digest, "it has more pieces than its size says"));
             }
-            range.from = last.clone();
-            range.from.push(0);
+            range.from = next_key(last);
         }
         if blake3::hash(&module) != *digest {
             return Err(damaged(digest, "its bytes have another hash"));

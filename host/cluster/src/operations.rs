@@ -8,7 +8,6 @@
 use crate::access::{Access, ClusterError};
 use crate::clock::Clock;
 use crate::engine::Engine;
-use crate::keys::Keys;
 use crate::leader::{LeaderLog, NotLeading};
 use crate::presence::{MemberEntry, Role, members};
 
@@ -42,12 +41,7 @@ pub async fn check_reach(
     clock: &dyn Clock,
     cluster: &str,
 ) -> Result<(), ClusterError> {
-    let keys = Keys::new(cluster);
-    let access = Access {
-        engine,
-        clock,
-        keys: &keys,
-    };
+    let access = Access::new(engine, clock, cluster);
     access.head().await.map(drop)
 }
 

@@ -7,7 +7,6 @@ use crate::clock::Clock;
 use crate::engine::{Engine, Status};
 use crate::frame::Frame;
 use crate::head::{Head, store_name};
-use crate::keys::Keys;
 use crate::modules::{self, ModuleInfo};
 use crate::presence::{self, MemberEntry, MemberInfo, Role};
 
@@ -53,12 +52,7 @@ pub async fn overview(
     cluster: &str,
     now_ms: u64,
 ) -> Result<Overview, ClusterError> {
-    let keys = Keys::new(cluster);
-    let access = Access {
-        engine,
-        clock,
-        keys: &keys,
-    };
+    let access = Access::new(engine, clock, cluster);
     let head = access.head().await?;
     Ok(Overview {
         store: store_name(cluster, head.cluster),

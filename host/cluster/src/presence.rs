@@ -17,14 +17,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::access::{Access, ClusterError, always};
+use crate::access::{Access, ClusterError, delete, put};
 use crate::clock::Clock;
 use crate::codec::{Malformed, Reader, put_text};
 use crate::embedder::Embedder;
 use crate::engine::Engine;
 use crate::head::{Id, check_format};
 use crate::host::Host;
-use crate::keys::Keys;
 use crate::limits;
 
 /// The format of records that this version writes, and the latest that it reads.
@@ -99,13 +98,7 @@ pub async fn members(
     clock: &dyn Clock,
     cluster: &str,
 ) -> Result<Vec<MemberEntry>, ClusterError> {
-    let keys = Keys::new(cluster);
-    let access = Access {
-        engine,
-        clock,
-        keys: &keys,
-    };
-    list(&access).await
+    list(&Access::new(engine, clock, cluster)).await
 }
 
 pub(crate) async fn list(access: &Access<'_>) -> Result<Vec<MemberEntry>, ClusterError> {
@@ -129,30 +122,19 @@ pub async fn remove_member(
     cluster: &str,
     host: &str,
 ) -> Result<bool, ClusterError> {
-    let keys = Keys::new(cluster);
-    let access = Access {
-        engine,
-        clock,
-        keys: &keys,
-    };
+    let access = Access::new(engine, clock, cluster);
     let head = access.head().await?;
     if head.leader == host && !head.released {
         return Err(ClusterError::Input(format!(
             "{host} leads the cluster {cluster}, so it was not removed: stop it, and remove it when another host leads"
         )));
     }
-    let key = keys.member(host);
+    let key = access.keys.member(host);
     let record = access.get("reading the record of a member", &key).await?;
     if record.is_none() {
         return Ok(false);
     }
-    let mut range = crate::engine::KeyRange {
-        from: key.clone(),
-        to: key.clone(),
-    };
-    range.to.push(0);
-    let removal = always(key, Vec::new(), vec![range]);
-    access.transact("removing a member", &removal).await?;
+    access.transact("removing a member", &delete(key)).await?;
     Ok(true)
 }
 
@@ -225,11 +207,7 @@ impl MemberInfo {
 
 /// The longest prefix of a text with at most `bytes_max` bytes.
 fn cut(text: &str, bytes_max: usize) -> &str {
-    let mut end = text.len().min(bytes_max);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
+    &text[..text.floor_char_boundary(bytes_max)]
 }
 
 /// The record that this host should have. Its writes never delay the protocol.
@@ -284,7 +262,7 @@ impl Presence {
                 }
                 continue;
             };
-            let put = always(key.clone(), vec![(key.clone(), record.clone())], Vec::new());
+            let put = put(key.clone(), record.clone());
             if let Err(error) = host.attempt(host.engine.transact(&put)).await {
                 tracing::debug!("the record of this host was not written: {error}");
                 host.clock.sleep(host.options.timing.poll).await;

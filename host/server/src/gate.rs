@@ -394,7 +394,6 @@ mod tests {
     use bytes::Bytes;
     use statehouse_core::store::Peer;
     use statehouse_mqtt::{Message, QoS, ReasonCode};
-    use statehouse_protocol::SessionId;
 
     /// Records what it is asked to send.
     #[derive(Default)]
@@ -430,28 +429,25 @@ mod tests {
             }
             outputs.end()
         }
+
+        /// Disconnects these connections by one decision.
+        fn kick(&self, position: u64, connections: &[u64]) {
+            let kicks = connections.iter().map(|it| (ConnectionId(*it), kick(*it)));
+            self.push(LogPosition(position), ConnectionId(9), kicks);
+        }
     }
 
-    fn kick(connection: ConnectionId) -> (ConnectionId, Outbound) {
-        let peer = Peer {
-            client: "c".into(),
-            connection,
-            session: SessionId(1),
-        };
-        let kick = Outbound::Disconnect(peer, ReasonCode::ADMINISTRATIVE_ACTION, "");
-        (connection, kick)
+    fn kick(connection: u64) -> Outbound {
+        let peer = Peer::numbered("c", connection);
+        Outbound::Disconnect(peer, ReasonCode::ADMINISTRATIVE_ACTION, "")
     }
 
     #[test]
     fn nothing_leaves_before_its_position_is_durable() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
-        gate.push(
-            LogPosition(1),
-            ConnectionId(9),
-            [kick(ConnectionId(10)), kick(ConnectionId(11))],
-        );
-        gate.push(LogPosition(2), ConnectionId(9), [kick(ConnectionId(20))]);
-        gate.push(LogPosition(3), ConnectionId(9), [kick(ConnectionId(30))]);
+        gate.kick(1, &[10, 11]);
+        gate.kick(2, &[20]);
+        gate.kick(3, &[30]);
         gate.release(LogPosition(0), &recording);
         assert!(recording.0.lock().unwrap().is_empty());
         gate.release(LogPosition(2), &recording);
@@ -496,8 +492,8 @@ mod tests {
     #[test]
     fn unordered_output_does_not_wait() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
-        gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(1))]);
-        gate.push_unordered(kick(ConnectionId(1)).1);
+        gate.kick(5, &[1]);
+        gate.push_unordered(kick(1));
         gate.release(LogPosition(4), &recording);
         assert_eq!(*recording.0.lock().unwrap(), [1]);
         assert_eq!(gate.lock().waiting.len(), 1);
@@ -506,18 +502,10 @@ mod tests {
     #[test]
     fn outputs_of_one_decision_keep_their_order() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
-        gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(1))]);
+        gate.kick(5, &[1]);
         // The second waits behind an output to the same connection, and the third behind the
         // second.
-        gate.push(
-            LogPosition(0),
-            ConnectionId(9),
-            [
-                kick(ConnectionId(2)),
-                kick(ConnectionId(1)),
-                kick(ConnectionId(3)),
-            ],
-        );
+        gate.kick(0, &[2, 1, 3]);
         gate.release(LogPosition(4), &recording);
         assert_eq!(*recording.0.lock().unwrap(), [2]);
         gate.release(LogPosition(5), &recording);
@@ -528,23 +516,23 @@ mod tests {
     fn independent_output_waits_only_behind_its_connection() {
         let (gate, recording) = (ResponseGate::default(), Recording::default());
         let seen = || std::mem::take(&mut *recording.0.lock().unwrap());
-        gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(1))]);
+        gate.kick(5, &[1]);
         // Another client's read of something durable overtakes the write.
-        gate.push(LogPosition(0), ConnectionId(9), [kick(ConnectionId(2))]);
+        gate.kick(0, &[2]);
         // The writer's own read does not.
-        gate.push(LogPosition(0), ConnectionId(9), [kick(ConnectionId(1))]);
-        gate.push(LogPosition(6), ConnectionId(9), [kick(ConnectionId(2))]);
-        gate.push(LogPosition(3), ConnectionId(9), [kick(ConnectionId(2))]);
+        gate.kick(0, &[1]);
+        gate.kick(6, &[2]);
+        gate.kick(3, &[2]);
         gate.release(LogPosition(4), &recording);
         assert_eq!(seen(), [2]);
-        gate.push(LogPosition(4), ConnectionId(9), [kick(ConnectionId(1))]);
+        gate.kick(4, &[1]);
         gate.release(LogPosition(5), &recording);
         assert_eq!(seen(), [1, 1]);
-        gate.push(LogPosition(5), ConnectionId(9), [kick(ConnectionId(3))]);
+        gate.kick(5, &[3]);
         gate.release(LogPosition(6), &recording);
         assert_eq!(seen(), [3, 2, 2, 1]);
         // Nothing is left.
-        gate.push(LogPosition(6), ConnectionId(9), [kick(ConnectionId(1))]);
+        gate.kick(6, &[1]);
         gate.release(LogPosition(6), &recording);
         assert_eq!(seen(), [1]);
         let queue = gate.lock();
@@ -558,11 +546,9 @@ mod tests {
         let topic = vec![b't'; 1000];
         let notify = |connection, payload: &Bytes| {
             let message = Message::new(topic.clone(), payload.clone(), QoS::AtLeastOnce);
-            let (_, kick) = kick(connection);
-            let Outbound::Disconnect(peer, ..) = kick else {
-                panic!("a kick")
-            };
-            (connection, Outbound::Notification(peer, message, None))
+            let peer = Peer::numbered("c", connection);
+            let destination = peer.connection;
+            (destination, Outbound::Notification(peer, message, None))
         };
         let payload = Bytes::from(vec![b'p'; 1 << 20]);
         let all = u64::MAX;
@@ -570,7 +556,7 @@ mod tests {
         let bytes = gate.push(
             LogPosition(1),
             ConnectionId(7),
-            (0..1000).map(|it| notify(ConnectionId(it), &payload)),
+            (0..1000).map(|it| notify(it, &payload)),
         );
         assert!((2 << 20..3 << 20).contains(&bytes), "{bytes}");
         assert!(gate.has_room(ConnectionId(7), all));
@@ -578,16 +564,12 @@ mod tests {
             gate.push(
                 LogPosition(1),
                 ConnectionId(7),
-                (0..1000).map(|it| notify(ConnectionId(it), &payload)),
+                (0..1000).map(|it| notify(it, &payload)),
             );
         }
         assert!(!gate.has_room(ConnectionId(7), all), "beyond its own limit");
         assert!(gate.has_room(ConnectionId(8), all));
-        gate.push(
-            LogPosition(2),
-            ConnectionId(8),
-            [notify(ConnectionId(1), &payload)],
-        );
+        gate.push(LogPosition(2), ConnectionId(8), [notify(1, &payload)]);
         assert!(gate.has_room(ConnectionId(8), all));
         assert!(
             !gate.has_room(ConnectionId(8), 1 << 20),

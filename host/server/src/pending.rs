@@ -10,6 +10,7 @@ use statehouse_core::store::{Effects, RestsOn};
 use statehouse_protocol::Shown;
 
 /// Requests whose responses have not left, in the order in which they leave.
+#[derive(Default)]
 pub(super) struct Pending {
     requests: VecDeque<PendingRequest>,
     /// The beginnings of their keys, one behind the other. They are copies, because a waiting
@@ -19,18 +20,6 @@ pub(super) struct Pending {
     /// turn have one client, so few references are counted.
     added: Arc<str>,
     left: Arc<str>,
-}
-
-impl Default for Pending {
-    fn default() -> Self {
-        let none: Arc<str> = "".into();
-        Self {
-            requests: VecDeque::new(),
-            keys: VecDeque::new(),
-            added: none.clone(),
-            left: none,
-        }
-    }
 }
 
 struct PendingRequest {
@@ -169,21 +158,11 @@ pub(super) fn key_of<'a>(effects: &'a Effects, payload: &'a [u8]) -> Option<&'a 
 mod tests {
     use std::time::Instant;
 
-    use super::super::timing::Answered;
     use super::*;
 
     #[test]
     fn requests_leave_in_order_with_their_keys_and_clients() {
-        let begun = Instant::now();
-        let timed = Timed {
-            begun,
-            queue_us: 0,
-            policy_us: 0,
-            fuel: 0,
-            answered: Answered::Ok,
-            command: 0,
-            policy: 0,
-        };
+        let timed = Timed::example(Instant::now());
         // Regression: each byte of such characters was escaped.
         let long = "x".to_owned() + &"ä".repeat(limits::SLOW_KEY_BYTES_MAX);
         let cut = format!("x{}…", "ä".repeat((limits::SLOW_KEY_BYTES_MAX - 1) / 2));

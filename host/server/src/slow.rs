@@ -147,6 +147,7 @@ impl SlowLog {
 }
 
 /// The slow and the traced requests of one delivery.
+#[derive(Default)]
 pub(super) struct Departures {
     threshold: Duration,
     /// All responses, and when the first ones left.
@@ -161,11 +162,7 @@ impl Departures {
     pub(super) fn new(threshold: Duration) -> Self {
         Self {
             threshold,
-            responses: 0,
-            first_left: None,
-            slow: 0,
-            last: VecDeque::new(),
-            traced: Leaving::default(),
+            ..Self::default()
         }
     }
 
@@ -215,9 +212,7 @@ impl Departures {
             left,
         });
     }
-}
 
-impl Departures {
     /// Keeps the span of a notification that left at this time, if it has one.
     pub(super) fn notified(&mut self, span: Option<Box<TracedNotification>>, left: Instant) {
         if let Some(span) = span {
@@ -259,7 +254,6 @@ fn micros(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::timing::Answered;
     use super::*;
 
     fn note(log: &SlowLog, count: usize) {
@@ -267,15 +261,7 @@ mod tests {
             let (mut departures, left) = (Departures::new(Duration::ZERO), Instant::now());
             departures.slow = 1;
             departures.last.push_back(Departure {
-                timed: Timed {
-                    begun: left,
-                    queue_us: 0,
-                    policy_us: 0,
-                    fuel: 0,
-                    answered: Answered::Ok,
-                    command: 0,
-                    policy: 0,
-                },
+                timed: Timed::example(left),
                 key: None,
                 client: "press-4".into(),
                 command: None,

@@ -16,7 +16,7 @@ use statehouse_core::STANDARD_POLICY;
 use statehouse_core::Settings;
 use statehouse_core::clock::ManualSource;
 use statehouse_core::log::{JournalRoom, Memory, Recorder};
-use statehouse_core::policy::{Engine, Registry};
+use statehouse_core::policy::{Engine, Policy, Registry};
 use statehouse_core::request::{Delivery, Dialect};
 use statehouse_core::store::{Duplicates, Exceeded, Quota, Retention, State, Store, Transaction};
 use statehouse_core::trace::Sampling;
@@ -44,10 +44,13 @@ impl Transport for RecordingTransport {
 
 /// A server with the standard policy and this journal, at 1700000000000 ms.
 fn server_on(journal: Arc<dyn Journal>) -> Arc<Server> {
-    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
     let recorder = Recorder::new(journal, Vec::new(), None);
     let source = Arc::new(ManualSource::at(START_MS));
-    server(Registry::new(policy, None), source, recorder)
+    server(Registry::new(standard(), None), source, recorder)
+}
+
+fn standard() -> Arc<Policy<Transaction>> {
+    Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap())
 }
 
 fn server(
@@ -76,6 +79,17 @@ const FIRST: Delivery = Delivery {
     dup: false,
 };
 
+/// The properties of a request of the client `client`.
+fn properties(timestamp_ms: u64) -> Properties {
+    PropertiesBuilder::new()
+        .response_topic("answers")
+        .correlation_data(b"1")
+        .user("__ts", &format!("{timestamp_ms}:0:client"))
+        .finish()
+        .and_then(Properties::parse)
+        .unwrap()
+}
+
 /// Hands the server a request of the client `client`, as a transport does.
 fn publish(
     server: &Server,
@@ -84,13 +98,7 @@ fn publish(
     delivery: Delivery,
     expires: Option<Instant>,
 ) {
-    let properties = PropertiesBuilder::new()
-        .response_topic("answers")
-        .correlation_data(b"1")
-        .user("__ts", &format!("{timestamp_ms}:0:client"))
-        .finish()
-        .and_then(Properties::parse)
-        .unwrap();
+    let properties = properties(timestamp_ms);
     let payload = Bytes::from(statehouse_policy::resp::request(arguments));
     let peer = Peer {
         client: "client".into(),
@@ -107,7 +115,7 @@ fn publish(
 
 #[test]
 fn requests_are_timed_by_command_and_outcome() {
-    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+    let policy = standard();
     let source = Arc::new(ManualSource::at(START_MS));
     let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
     let server = server(Registry::new(policy.clone(), None), source, recorder);
@@ -172,7 +180,7 @@ fn figures_count_what_the_limits_count() {
 /// order.
 #[test]
 fn expired_keys_notify_and_expired_requests_do_not_run() {
-    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+    let policy = standard();
     let source = Arc::new(ManualSource::at(START_MS));
     let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
     let server = server(Registry::new(policy, None), source.clone(), recorder);
@@ -264,7 +272,7 @@ fn expired_redelivery_of_an_earlier_run_renotifies_watchers() {
         per_session: 0,
         ..Retention::default()
     };
-    let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+    let policy = standard();
     let serve = |state: Box<State>, duplicates: Duplicates| {
         let registry = Registry::new(policy.clone(), None);
         let store = Store::restore(registry, Quota::default(), state, duplicates);
@@ -314,38 +322,6 @@ fn expired_redelivery_of_an_earlier_run_renotifies_watchers() {
     assert_eq!(second.stats().renotified, 1);
 }
 
-/// A journal on a disk that is full if a test says so.
-struct Full(AtomicBool);
-
-impl Journal for Full {
-    fn keeps(&self) -> bool {
-        true
-    }
-
-    fn append(&self, _records: &[&[u8]], _urgent: bool) -> LogPosition {
-        LogPosition(0)
-    }
-
-    fn released(&self) -> LogPosition {
-        LogPosition(0)
-    }
-
-    fn persisted(&self, _urgent: bool) -> &'static str {
-        "disk"
-    }
-
-    fn room(&self) -> JournalRoom {
-        match self.0.load(Relaxed) {
-            true => JournalRoom::Removals,
-            false => JournalRoom::Growth,
-        }
-    }
-
-    fn promise(&self) -> String {
-        String::new()
-    }
-}
-
 #[test]
 fn stopping_server_reports_an_impediment() {
     let server = server_on(Arc::new(Memory));
@@ -372,29 +348,32 @@ fn batch_beyond_its_time_limit_is_interrupted() {
 /// holds the lock of the store.
 #[test]
 fn readiness_checks_the_disk_without_the_lock() {
-    let server = server_on(Arc::new(Full(AtomicBool::new(true))));
-    let _held = server.lock();
+    let journal = Held::default();
+    journal.is_full.store(true, Relaxed);
+    let server = server_on(Arc::new(journal));
+    let _locked = server.lock();
     assert!(server.impediment().unwrap().contains("disk is full"));
 }
 
 /// Regression: the answer was that at the last request, which may be long ago.
 #[test]
 fn check_of_a_write_reads_the_present_room() {
-    let journal = Arc::new(Full(AtomicBool::new(false)));
+    let journal = Arc::new(Held::default());
     let server = server_on(journal.clone());
     let check = || server.check_write("client", b"k");
     assert_eq!(check(), Ok(()));
-    journal.0.store(true, Relaxed);
+    journal.is_full.store(true, Relaxed);
     assert_eq!(check(), Err(Exceeded::Disk));
-    journal.0.store(false, Relaxed);
+    journal.is_full.store(false, Relaxed);
     assert_eq!(check(), Ok(()));
 }
 
-/// A log that makes records durable when a test says so.
+/// A log that makes records durable when a test says so, on a disk that is full if a test says so.
 #[derive(Default)]
 struct Held {
     appended: AtomicU64,
     released: AtomicU64,
+    is_full: AtomicBool,
 }
 
 impl Journal for Held {
@@ -415,7 +394,10 @@ impl Journal for Held {
     }
 
     fn room(&self) -> JournalRoom {
-        JournalRoom::Growth
+        match self.is_full.load(Relaxed) {
+            true => JournalRoom::Removals,
+            false => JournalRoom::Growth,
+        }
     }
 
     fn promise(&self) -> String {

@@ -231,6 +231,19 @@ impl Timed {
             policy,
         }
     }
+
+    #[cfg(test)]
+    pub(super) fn example(begun: Instant) -> Self {
+        Self {
+            begun,
+            queue_us: 0,
+            policy_us: 0,
+            fuel: 0,
+            answered: Answered::Ok,
+            command: 0,
+            policy: 0,
+        }
+    }
 }
 
 fn micros(time: Duration) -> u32 {

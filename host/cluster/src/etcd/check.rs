@@ -8,11 +8,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connection::{Server, unary};
 use super::login;
-use super::messages::{
-    Compare, CompareTarget, Expected, RangeRequest, Request, TxnRequest, TxnResponse,
-};
+use super::messages::{Compare, CompareTarget, Expected, Request, TxnRequest, TxnResponse};
 use super::version::{Verdict, check_version, judge};
-use super::{Etcd, TXN, operation, read_member};
+use super::{Etcd, TXN, one, operation, read_member};
 use crate::check::{Finding, Severity};
 use crate::engine::{EngineError, Status};
 
@@ -31,7 +29,7 @@ impl Etcd {
         let mut answer = Err(CheckError::NoAnswer("there is none".to_owned()));
         let (mut clusters, mut serving, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for (number, found) in self.check_servers().await.into_iter().enumerate() {
-            let url = self.urls[number].as_str();
+            let url = self.endpoints[number].url();
             match found {
                 Ok((cluster, status)) => {
                     clusters.push((url, cluster));
@@ -124,17 +122,13 @@ impl Etcd {
     /// Examines every endpoint, for an operator.
     pub(super) async fn examine_servers(&self) -> Vec<Finding> {
         let (mut findings, mut clusters) = (Vec::new(), Vec::new());
-        for (url, server) in self.urls.iter().zip(&self.endpoints) {
-            let (cluster, finding) = examine(url, server).await;
-            clusters.extend(cluster.map(|it| (url.as_str(), it)));
+        for server in &self.endpoints {
+            let (cluster, finding) = examine(server).await;
+            clusters.extend(cluster.map(|it| (server.url(), it)));
             findings.push(finding);
         }
         if let Err(measured) = check_clusters(&clusters) {
-            findings.push(Finding {
-                severity: Severity::Failure,
-                measured,
-                advice: String::new(),
-            });
+            findings.push(Finding::new(Severity::Failure, measured, ""));
         }
         findings
     }
@@ -213,10 +207,7 @@ async fn probe(server: &Server) -> Result<(), CheckError> {
         expected: Some(expected),
     };
     let nested = TxnRequest {
-        success: vec![operation(Request::Range(RangeRequest {
-            key: key.clone(),
-            ..RangeRequest::default()
-        }))],
+        success: vec![operation(Request::Range(one(&key)))],
         ..TxnRequest::default()
     };
     let transaction = TxnRequest {
@@ -249,19 +240,14 @@ async fn probe(server: &Server) -> Result<(), CheckError> {
 }
 
 /// Examines one endpoint. Also returns the id of its etcd cluster, if it answers.
-async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
-    let subject = format!("etcd at {url}");
+async fn examine(server: &Server) -> (Option<u64>, Finding) {
+    let subject = format!("etcd at {}", server.url());
     let limit = server.answer_limit();
     let late = || format!("no answer within {limit:?}");
-    let warning = |measured: String, advice: &str| Finding {
-        severity: Severity::Warning,
-        measured,
-        advice: advice.into(),
-    };
-    let refused = |reason: &str| Finding {
-        severity: Severity::Failure,
-        measured: format!("{subject} refuses this client: {reason}"),
-        advice: String::new(),
+    let warning = |measured, advice| Finding::new(Severity::Warning, measured, advice);
+    let refused = |reason: &str| {
+        let measured = format!("{subject} refuses this client: {reason}");
+        Finding::new(Severity::Failure, measured, "")
     };
     let (cluster, status) = match tokio::time::timeout(limit, read_member(server)).await {
         Ok(Ok(member)) => member,
@@ -292,15 +278,11 @@ async fn examine(url: &str, server: &Server) -> (Option<u64>, Finding) {
         Verdict::Doubtful(reason) => (Severity::Warning, UPDATE, reason),
         Verdict::Unusable(reason) => (Severity::Failure, UPDATE, reason),
     };
-    let finding = Finding {
-        severity,
-        measured: match reason.as_str() {
-            "" => format!("{subject} has version {}", status.version),
-            reason => format!("{subject}: {reason}"),
-        },
-        advice: advice.into(),
+    let measured = match reason.as_str() {
+        "" => format!("{subject} has version {}", status.version),
+        reason => format!("{subject}: {reason}"),
     };
-    (Some(cluster), finding)
+    (Some(cluster), Finding::new(severity, measured, advice))
 }
 
 #[cfg(test)]

@@ -51,7 +51,6 @@ const MEMBERS: &str = "/etcdserverpb.Cluster/MemberList";
 /// A cluster of etcd.
 #[derive(Debug)]
 pub struct Etcd {
-    urls: Vec<String>,
     endpoints: Vec<Server>,
     /// The endpoint in use; counts on without end.
     current: AtomicUsize,
@@ -71,7 +70,6 @@ impl Etcd {
             .iter()
             .map(|url| Server::new(url, tls.filter(|_| uses_tls(url))));
         Ok(Self {
-            urls: endpoints.to_vec(),
             endpoints: channels.collect::<Result<_, _>>()?,
             current: AtomicUsize::new(0),
             cluster: ClusterId::default(),
@@ -128,9 +126,9 @@ impl Etcd {
         let late = |_| EngineError::NotApplied(format!("no answer within {limit:?}"));
         let status = tokio::time::timeout(limit, status).await.map_err(late)??;
         self.accept(server, status.header.as_ref())?;
-        let done: Empty = unary(server, DEFRAGMENT, Empty {}).await?;
-        let Empty {} = done;
-        Ok(())
+        unary::<_, Empty>(server, DEFRAGMENT, Empty {})
+            .await
+            .map(drop)
     }
 
     /// Compacts, and waits for the end if `physical`.
@@ -366,12 +364,13 @@ impl Engine for Etcd {
         Box::pin(async move {
             let compacted = self.compact_versions(to, true).await;
             let mut defragmented = Err(EngineError::NotApplied("no server answers".into()));
-            for (url, server) in self.urls.iter().zip(&self.endpoints) {
+            for server in &self.endpoints {
                 // A server that does not answer is large when it returns. It then arms the alarm
                 // again, and is defragmented.
                 match self.defragment(server).await {
                     Ok(()) => defragmented = Ok(()),
                     Err(error) => {
+                        let url = server.url();
                         tracing::warn!("etcd at {url} was not defragmented: {error}");
                         defragmented = defragmented.or(Err(error));
                     }

@@ -10,11 +10,11 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Follower;
-use crate::engine::{Condition, Transaction};
+use crate::access::put;
 use crate::error::Stop;
 use crate::head::{Head, Id};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Suspicion {
     /// The head that is observed, by its place in the order of heads.
     order: (u64, u64),
@@ -35,14 +35,8 @@ pub(super) struct Suspicion {
 impl Suspicion {
     pub(super) fn new(now: Duration) -> Self {
         Self {
-            order: (0, 0),
-            writer: None,
-            is_alive: false,
-            suspected: false,
-            challenged_at: None,
-            is_silent: false,
             next_at: now,
-            not_before: Duration::ZERO,
+            ..Self::default()
         }
     }
 
@@ -128,13 +122,8 @@ impl Suspicion {
 
     async fn challenge(&mut self, follower: &Follower<'_>) {
         let host = follower.host;
-        let key = host.keys.challenge();
-        let challenge = Transaction {
-            condition: Condition::Always,
-            puts: vec![(key.clone(), Bytes::from(host.options.host.clone()))],
-            key,
-            deletes: Vec::new(),
-        };
+        let name = Bytes::from(host.options.host.clone());
+        let challenge = put(host.keys.challenge(), name);
         let call = host.engine.transact(&challenge);
         if host.attempt(call).await.is_ok() {
             self.challenged_at = Some(host.now());

@@ -90,10 +90,7 @@ impl<'a> Chores<'a> {
     }
 
     async fn watch_challenges(&self, from: &mut Revision) -> Result<(), EngineError> {
-        let key = self.host.keys.challenge();
-        let mut to = key.clone();
-        to.push(0);
-        let range = KeyRange { from: key, to };
+        let range = KeyRange::of(&self.host.keys.challenge());
         let watch = self.host.engine.watch(&range, *from);
         let watch = match self.host.ask_server(watch).await {
             // The challenges in between are unknown, so they count as one.

@@ -47,7 +47,7 @@ pub struct LeaderLog {
     ended: AtomicBool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     /// Appended and not yet in a frame.
     groups: VecDeque<Group>,
@@ -131,21 +131,11 @@ impl LeaderLog {
             reads: host.options.reads,
             serves_from: won.serves_from,
             state: Mutex::new(State {
-                groups: VecDeque::new(),
                 wakes_at: 1,
-                deciding_bytes: 0,
-                cut: 0,
                 appended: committed.0,
                 committed: committed.0,
-                appended_at: VecDeque::new(),
-                wants_renewal: false,
-                wants_handover: None,
                 log_format: won.head.log_format,
-                wanted_format: 0,
-                unneeded: Vec::new(),
-                begun: 0,
-                decided: 0,
-                undecided_since: None,
+                ..State::default()
             }),
             work: Notify::new(),
             progress: Notify::new(),
@@ -329,17 +319,7 @@ impl LeaderLog {
     /// Waits until `position` is released. Fails if the leadership ends first; the record may be
     /// committed nevertheless.
     pub async fn wait_released(&self, position: LogPosition) -> Result<(), NotLeading> {
-        loop {
-            let mut progress = pin!(self.progress.notified());
-            progress.as_mut().enable();
-            if self.released() >= position {
-                return Ok(());
-            }
-            if self.ended.load(Ordering::Acquire) {
-                return Err(NotLeading);
-            }
-            progress.await;
-        }
+        self.until(|| self.released() >= position).await
     }
 
     /// Ends the leadership when everything appended so far is committed, so that another host
@@ -375,7 +355,7 @@ impl LeaderLog {
     pub(crate) async fn raise_log_format(&self, format: u16) -> Result<(), NotLeading> {
         self.locked().wanted_format = format;
         self.work.notify_one();
-        self.until(|state| state.log_format >= format).await
+        self.until(|| self.log_format() >= format).await
     }
 
     /// Removes policy modules that no policy needs after the records that were appended so far. The
@@ -390,16 +370,19 @@ impl LeaderLog {
             state.unneeded.extend(unneeded);
         }
         self.work.notify_one();
-        self.until(|state| !state.unneeded.iter().any(|it| unneeded.contains(&it.0)))
-            .await
+        self.until(|| {
+            let state = self.locked();
+            !state.unneeded.iter().any(|it| unneeded.contains(&it.0))
+        })
+        .await
     }
 
-    /// Waits until a condition holds.
-    async fn until(&self, holds: impl Fn(&State) -> bool) -> Result<(), NotLeading> {
+    /// Waits until a condition holds. Fails if the leadership ends first.
+    async fn until(&self, holds: impl Fn() -> bool) -> Result<(), NotLeading> {
         loop {
             let mut progress = pin!(self.progress.notified());
             progress.as_mut().enable();
-            if holds(&self.locked()) {
+            if holds() {
                 return Ok(());
             }
             if self.ended.load(Ordering::Acquire) {

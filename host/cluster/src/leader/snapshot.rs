@@ -17,7 +17,7 @@ use crate::host::Host;
 use crate::limits;
 
 /// The snapshots of one leadership.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Snapshots {
     /// Bytes of frames since the last snapshot began.
     log_bytes: u64,
@@ -51,10 +51,8 @@ impl Snapshots {
     pub(super) fn new(log_bytes: u64) -> Self {
         Self {
             log_bytes,
-            running: None,
-            next_at: Duration::ZERO,
-            measured: None,
             has_leftovers: true,
+            ..Self::default()
         }
     }
 
@@ -106,15 +104,7 @@ impl Snapshots {
         }
         embedder.begin_snapshot();
         self.running = Some(Running {
-            info: SnapshotInfo {
-                id: head.seq,
-                first_seq: head.seq + 1,
-                first_position: LogPosition(appended.0 + 1),
-                previous: head.chain,
-                pieces: 0,
-                bytes: 0,
-                hash: [0; 32],
-            },
+            info: SnapshotInfo::begun(head, appended),
             hasher: blake3::Hasher::new(),
             replaced_bytes: last_bytes + self.log_bytes,
             buffer: BytesMut::new(),

@@ -17,7 +17,7 @@ use crate::head::Head;
 use crate::{limits, space};
 
 /// The use of the engine, in bytes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::leader) struct Space {
     quota: AtomicU64,
     /// In use in the engine: the size that it reported last, and the writes of this leader that
@@ -43,11 +43,8 @@ impl Space {
         Self {
             quota: AtomicU64::new(quota_bytes),
             used: AtomicU64::new(log_bytes + snapshot_bytes),
-            unreported: AtomicU64::new(0),
-            report_due: Notify::new(),
-            waiting: AtomicU64::new(0),
             next: AtomicU64::new(snapshot_bytes),
-            replaced: AtomicU64::new(0),
+            ..Self::default()
         }
     }
 
@@ -175,13 +172,9 @@ mod tests {
 
     fn status(bytes: u64) -> Status {
         Status {
-            version: String::new(),
-            leads: true,
-            voters: 1,
             bytes,
             file_bytes: bytes,
-            quota_bytes: None,
-            alarms: Vec::new(),
+            ..Status::default()
         }
     }
 

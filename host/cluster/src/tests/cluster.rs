@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
+use crate::keys::Keys;
 use crate::simulated::{Faults, SimulatedClock, World};
 use crate::{
     Clock, Description, Embedder, Ended, Engine, Head, Id, LeaderLog, LogPosition, Member, Options,
@@ -35,6 +36,12 @@ pub(super) async fn world(seed: u64) -> World {
     let world = World::new(seed, Faults::default());
     create(&*world.engine(0), "c", CLUSTER, 0).await.unwrap();
     world
+}
+
+/// The present head.
+pub(super) async fn head(world: &World) -> Head {
+    let head = world.engine(0).get(&Keys::new("c").head()).await.unwrap();
+    Head::decode(&head.value.unwrap()).unwrap()
 }
 
 /// What a host received.
@@ -200,6 +207,17 @@ impl Host {
             sleep(Duration::from_millis(10)).await;
         }
         panic!("the condition does not hold after 100 s");
+    }
+
+    /// Waits until the host follows this leader.
+    pub(super) async fn follows(&self, leader: &str) {
+        self.wait(|it| (it.leader == leader).then_some(())).await;
+    }
+
+    /// Waits until the host has received this record.
+    pub(super) async fn receives(&self, position: LogPosition) {
+        let has_it = |it: &Seen| it.records.iter().any(|(at, _)| *at == position.0);
+        self.wait(|it| has_it(it).then_some(())).await;
     }
 
     /// Waits until the host leads and may decide.

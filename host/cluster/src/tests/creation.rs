@@ -1,22 +1,20 @@
 //! Tests of creations that fail, are repeated, or do not fit.
 
-use super::cluster::{CLUSTER, Host, clock, simulate, world};
+use super::cluster::{CLUSTER, Host, clock, world};
 use crate::keys::Keys;
 use crate::simulated::{Faults, World};
 use crate::{
     ClusterError, Engine, EngineError, FirstState, Id, LogPosition, check_room, create, create_from,
 };
 
-#[test]
-fn own_creation_is_recognised_after_a_host_has_led() {
-    simulate(async {
-        let world = world(1).await;
-        let _leader = Host::lead(&world, "a", |_| {}).await;
-        let engine = world.engine(0);
-        // An operator repeats an attempt whose answer was lost.
-        assert_eq!(create(&*engine, "c", CLUSTER, 0).await, Ok(true));
-        assert_eq!(create(&*engine, "c", Id([9; 16]), 0).await, Ok(false));
-    });
+#[tokio::test(start_paused = true)]
+async fn own_creation_is_recognised_after_a_host_has_led() {
+    let world = world(1).await;
+    let _leader = Host::lead(&world, "a", |_| {}).await;
+    let engine = world.engine(0);
+    // An operator repeats an attempt whose answer was lost.
+    assert_eq!(create(&*engine, "c", CLUSTER, 0).await, Ok(true));
+    assert_eq!(create(&*engine, "c", Id([9; 16]), 0).await, Ok(false));
 }
 
 /// A state of some large blocks, and then perhaps an error.
@@ -50,52 +48,48 @@ async fn stored_pieces(engine: &dyn Engine) -> usize {
     page.values.len()
 }
 
-#[test]
-fn failed_creation_leaves_no_pieces() {
-    simulate(async {
-        let world = World::new(1, Faults::default());
-        let engine = world.engine(0);
-        let failed = create_from(&*engine, &*clock(), "c", state(1, 2, true)).await;
-        assert!(matches!(failed, Err(ClusterError::Input(_))), "{failed:?}");
-        assert_eq!(stored_pieces(&*engine).await, 0);
+#[tokio::test(start_paused = true)]
+async fn failed_creation_leaves_no_pieces() {
+    let world = World::new(1, Faults::default());
+    let engine = world.engine(0);
+    let failed = create_from(&*engine, &*clock(), "c", state(1, 2, true)).await;
+    assert!(matches!(failed, Err(ClusterError::Input(_))), "{failed:?}");
+    assert_eq!(stored_pieces(&*engine).await, 0);
 
-        world.limit(600_000);
-        let failed = create_from(&*engine, &*clock(), "c", state(2, 2, false)).await;
-        let is_full = |error: &ClusterError| {
-            let ClusterError::Engine { error, .. } = error else {
-                return false;
-            };
-            *error == EngineError::NoSpace
+    world.limit(600_000);
+    let failed = create_from(&*engine, &*clock(), "c", state(2, 2, false)).await;
+    let is_full = |error: &ClusterError| {
+        let ClusterError::Engine { error, .. } = error else {
+            return false;
         };
-        assert!(failed.as_ref().is_err_and(is_full), "{failed:?}");
-        assert!(world.is_full());
-        assert_eq!(stored_pieces(&*engine).await, 0);
-    });
+        *error == EngineError::NoSpace
+    };
+    assert!(failed.as_ref().is_err_and(is_full), "{failed:?}");
+    assert!(world.is_full());
+    assert_eq!(stored_pieces(&*engine).await, 0);
 }
 
-#[test]
-fn state_must_fit_twice_beside_a_reserve() {
-    simulate(async {
-        let world = World::new(1, Faults::default());
-        let engine = world.engine(0);
-        let check = async |sizes: (u64, u64), quota_bytes: u64| {
-            check_room(&*engine, &*clock(), "c", sizes, quota_bytes).await
-        };
-        for (sizes, fits) in [
-            ((380, 0), true),
-            ((400, 0), false),
-            ((300, 150), true),
-            ((300, 200), false),
-            ((u64::MAX, u64::MAX), false),
-        ] {
-            let checked = check(sizes, 1_000).await;
-            assert_eq!(checked.is_ok(), fits, "{sizes:?}: {checked:?}");
-        }
-        let error = check((400, 0), 1_000).await.unwrap_err();
-        assert!(matches!(error, ClusterError::Limit { .. }), "{error}");
-        assert!(error.to_string().contains("--cluster-quota"), "{error}");
-        // The engine knows its quota better.
-        world.limit(2_000);
-        check((400, 0), 1_000).await.unwrap();
-    });
+#[tokio::test(start_paused = true)]
+async fn state_must_fit_twice_beside_a_reserve() {
+    let world = World::new(1, Faults::default());
+    let engine = world.engine(0);
+    let check = async |sizes: (u64, u64), quota_bytes: u64| {
+        check_room(&*engine, &*clock(), "c", sizes, quota_bytes).await
+    };
+    for (sizes, fits) in [
+        ((380, 0), true),
+        ((400, 0), false),
+        ((300, 150), true),
+        ((300, 200), false),
+        ((u64::MAX, u64::MAX), false),
+    ] {
+        let checked = check(sizes, 1_000).await;
+        assert_eq!(checked.is_ok(), fits, "{sizes:?}: {checked:?}");
+    }
+    let error = check((400, 0), 1_000).await.unwrap_err();
+    assert!(matches!(error, ClusterError::Limit { .. }), "{error}");
+    assert!(error.to_string().contains("--cluster-quota"), "{error}");
+    // The engine knows its quota better.
+    world.limit(2_000);
+    check((400, 0), 1_000).await.unwrap();
 }

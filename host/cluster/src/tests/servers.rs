@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
 
-use super::cluster::{Host, clock, simulate, world};
+use super::cluster::{Host, clock, world};
 use crate::simulated::World;
 use crate::{
     Call, ClusterError, Engine, EngineError, Finding, KeyRange, Outcome, Page, Revision, Status,
@@ -136,119 +136,106 @@ impl Engine for Servers {
     }
 }
 
-#[test]
-fn call_is_refused_only_if_each_server_refuses_it() {
-    simulate(async {
-        let world = world(1).await;
-        let read = async |servers: &[Server]| {
-            let servers = Servers::new(&world, servers);
-            let found = identity(&servers, &*clock(), "c").await;
-            (found, servers.current.into_inner())
-        };
-        for servers in [
-            &[Server::Refuses, Server::Works][..],
-            &[Server::Refuses, Server::IsDown, Server::Works],
-        ] {
-            let (found, _) = read(servers).await;
-            assert!(found.is_ok(), "{servers:?}: {found:?}");
-        }
-        let (found, asked) = read(&[Server::Refuses, Server::Refuses]).await;
-        let Err(ClusterError::Engine { error, .. }) = &found else {
-            panic!("{found:?}");
-        };
-        assert!(matches!(error, EngineError::Refused(_)), "{error}");
-        assert_eq!(asked, 2);
-    });
+#[tokio::test(start_paused = true)]
+async fn call_is_refused_only_if_each_server_refuses_it() {
+    let world = world(1).await;
+    let read = async |servers: &[Server]| {
+        let servers = Servers::new(&world, servers);
+        let found = identity(&servers, &*clock(), "c").await;
+        (found, servers.current.into_inner())
+    };
+    for servers in [
+        &[Server::Refuses, Server::Works][..],
+        &[Server::Refuses, Server::IsDown, Server::Works],
+    ] {
+        let (found, _) = read(servers).await;
+        assert!(found.is_ok(), "{servers:?}: {found:?}");
+    }
+    let (found, asked) = read(&[Server::Refuses, Server::Refuses]).await;
+    let Err(ClusterError::Engine { error, .. }) = &found else {
+        panic!("{found:?}");
+    };
+    assert!(matches!(error, EngineError::Refused(_)), "{error}");
+    assert_eq!(asked, 2);
 }
 
 /// In an earlier version each failed attempt changed the server twice, so that of two servers a
 /// host asked the one that was down without end.
-#[test]
-fn host_joins_although_its_first_server_is_down() {
-    simulate(async {
-        let world = world(1).await;
-        let servers = Servers::new(&world, &[Server::IsDown, Server::Works]);
-        let host = Host::start_on(Arc::new(servers), "a", |_| {});
-        host.leads().await;
-    });
+#[tokio::test(start_paused = true)]
+async fn host_joins_although_its_first_server_is_down() {
+    let world = world(1).await;
+    let servers = Servers::new(&world, &[Server::IsDown, Server::Works]);
+    let host = Host::start_on(Arc::new(servers), "a", |_| {});
+    host.leads().await;
 }
 
-#[test]
-fn follower_watches_again_although_a_server_is_down() {
-    simulate(async {
-        let world = world(1).await;
-        let (_leader, log) = Host::lead(&world, "a", |_| {}).await;
-        let servers = Arc::new(Servers::new(&world, &[Server::Works, Server::IsDown]));
-        let follower = Host::start_on(servers.clone(), "b", |_| {});
-        follower.wait(|it| (it.leader == "a").then_some(())).await;
-        sleep(Duration::from_secs(1)).await;
-        for _ in 0..3 {
-            servers.ends.notify_waiters();
-            let position = Host::append(&log, b"next").await;
-            let has_it = |at: u64| at == position.0;
-            follower
-                .wait(|it| it.records.iter().find(|(at, _)| has_it(*at)).map(|_| ()))
-                .await;
-        }
-    });
+#[tokio::test(start_paused = true)]
+async fn follower_watches_again_although_a_server_is_down() {
+    let world = world(1).await;
+    let (_leader, log) = Host::lead(&world, "a", |_| {}).await;
+    let servers = Arc::new(Servers::new(&world, &[Server::Works, Server::IsDown]));
+    let follower = Host::start_on(servers.clone(), "b", |_| {});
+    follower.follows("a").await;
+    sleep(Duration::from_secs(1)).await;
+    for _ in 0..3 {
+        servers.ends.notify_waiters();
+        let position = Host::append(&log, b"next").await;
+        follower.receives(position).await;
+    }
 }
 
 /// In an earlier version an idle leader asked only for what one server knows alone, and said that
 /// it reached the log.
-#[test]
-fn idle_leader_without_a_majority_does_not_reach_the_log() {
-    simulate(async {
-        let world = world(1).await;
-        let servers = Arc::new(Servers::new(&world, &[Server::Works]));
-        let host = Host::start_on(servers.clone(), "a", |_| {});
-        host.leads().await;
-        let figures = host.member.figures();
-        let stays = async |expected: bool| {
-            // Longer than the pause between two questions.
-            for _ in 0..150 {
-                assert_eq!(figures.reaches_log(), expected);
-                sleep(Duration::from_millis(100)).await;
-            }
-        };
-        sleep(Duration::from_secs(20)).await;
-        stays(true).await;
-        servers.lacks_majority.store(true, Ordering::Relaxed);
-        sleep(Duration::from_secs(12)).await;
-        stays(false).await;
-        // A server creates a watch alone.
-        servers.ends.notify_waiters();
-        stays(false).await;
-        servers.lacks_majority.store(false, Ordering::Relaxed);
-        sleep(Duration::from_secs(3)).await;
-        stays(true).await;
-    });
+#[tokio::test(start_paused = true)]
+async fn idle_leader_without_a_majority_does_not_reach_the_log() {
+    let world = world(1).await;
+    let servers = Arc::new(Servers::new(&world, &[Server::Works]));
+    let host = Host::start_on(servers.clone(), "a", |_| {});
+    host.leads().await;
+    let figures = host.member.figures();
+    let stays = async |expected: bool| {
+        // Longer than the pause between two questions.
+        for _ in 0..150 {
+            assert_eq!(figures.reaches_log(), expected);
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    sleep(Duration::from_secs(20)).await;
+    stays(true).await;
+    servers.lacks_majority.store(true, Ordering::Relaxed);
+    sleep(Duration::from_secs(12)).await;
+    stays(false).await;
+    // A server creates a watch alone.
+    servers.ends.notify_waiters();
+    stays(false).await;
+    servers.lacks_majority.store(false, Ordering::Relaxed);
+    sleep(Duration::from_secs(3)).await;
+    stays(true).await;
 }
 
 /// Servers that do not answer delay the check, and the leader's clock goes on meanwhile.
-#[test]
-fn slow_server_is_not_taken_for_a_wrong_clock() {
-    simulate(async {
-        let world = world(1).await;
-        let (_leader, log) = Host::lead(&world, "a", |_| {}).await;
-        let servers = Servers {
-            examined: Duration::from_millis(900),
-            ..Servers::new(&world, &[Server::Works])
-        };
-        let clock = clock();
-        let appends = async {
-            loop {
-                Host::append(&log, b"x").await;
-            }
-        };
-        // The leader's clock shows 1000 ms. This host's clock does so while the heads are read.
-        let report = tokio::select! {
-            () = appends => panic!("appends ended"),
-            report = check(&servers, &*clock, "c", 80, 1 << 30) => report,
-        };
-        let report = report.to_string();
-        assert!(
-            report.contains("the clocks of this host and of the leader agree"),
-            "{report}"
-        );
-    });
+#[tokio::test(start_paused = true)]
+async fn slow_server_is_not_taken_for_a_wrong_clock() {
+    let world = world(1).await;
+    let (_leader, log) = Host::lead(&world, "a", |_| {}).await;
+    let servers = Servers {
+        examined: Duration::from_millis(900),
+        ..Servers::new(&world, &[Server::Works])
+    };
+    let clock = clock();
+    let appends = async {
+        loop {
+            Host::append(&log, b"x").await;
+        }
+    };
+    // The leader's clock shows 1000 ms. This host's clock does so while the heads are read.
+    let report = tokio::select! {
+        () = appends => panic!("appends ended"),
+        report = check(&servers, &*clock, "c", 80, 1 << 30) => report,
+    };
+    let report = report.to_string();
+    assert!(
+        report.contains("the clocks of this host and of the leader agree"),
+        "{report}"
+    );
 }

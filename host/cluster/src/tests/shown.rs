@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::cluster::{Host, clock, simulate, world};
-use super::operators::put;
+use super::cluster::{Host, clock, world};
+use crate::access::put;
 use crate::keys::Keys;
 use crate::simulated::{Faults, World};
 use crate::{Id, Report, Role, Severity, check, create, members, overview, store_name};
@@ -21,95 +21,87 @@ async fn status(world: &World) -> String {
 }
 
 /// Regression: the check and the status believed the head, whose leader may have died long ago.
-#[test]
-fn leader_that_died_gives_no_sign_of_life() {
-    simulate(async {
-        let world = world(1).await;
-        let (leader, _log) = Host::lead(&world, "a", |_| {}).await;
-        sleep(Duration::from_secs(1)).await;
-        let report = checked(&world).await;
-        assert_eq!(report.worst(), Severity::Good, "{report}");
-        let found = report.to_string();
-        assert!(found.contains("good: a leads in epoch 1"), "{report}");
-        drop(leader);
-        sleep(Duration::from_secs(60)).await;
-        let report = checked(&world).await;
-        assert_eq!(report.worst(), Severity::Failure, "{report}");
-        let found = report.to_string();
-        let expected = "FAILURE: a was the last leader and gives no sign of life";
-        assert!(found.contains(expected), "{report}");
-        let shown = status(&world).await;
-        for part in ["epoch 1, by the log\n", "changed   60 s ago; ", "leads  1 "] {
-            assert!(shown.contains(part), "{shown}");
-        }
-        assert!(shown.ends_with("  -\n"), "{shown}");
-    });
+#[tokio::test(start_paused = true)]
+async fn leader_that_died_gives_no_sign_of_life() {
+    let world = world(1).await;
+    let (leader, _log) = Host::lead(&world, "a", |_| {}).await;
+    sleep(Duration::from_secs(1)).await;
+    let report = checked(&world).await;
+    assert_eq!(report.worst(), Severity::Good, "{report}");
+    let found = report.to_string();
+    assert!(found.contains("good: a leads in epoch 1"), "{report}");
+    drop(leader);
+    sleep(Duration::from_secs(60)).await;
+    let report = checked(&world).await;
+    assert_eq!(report.worst(), Severity::Failure, "{report}");
+    let found = report.to_string();
+    let expected = "FAILURE: a was the last leader and gives no sign of life";
+    assert!(found.contains(expected), "{report}");
+    let shown = status(&world).await;
+    for part in ["epoch 1, by the log\n", "changed   60 s ago; ", "leads  1 "] {
+        assert!(shown.contains(part), "{shown}");
+    }
+    assert!(shown.ends_with("  -\n"), "{shown}");
 }
 
-#[test]
-fn host_that_handed_over_to_no_other_one_leads_no_more() {
-    simulate(async {
-        let world = world(1).await;
-        let (leader, log) = Host::lead(&world, "a", |_| {}).await;
-        sleep(Duration::from_secs(1)).await;
-        log.hand_over();
-        sleep(Duration::from_secs(1)).await;
-        drop(leader);
-        // A process that ends after its handover writes no other record.
+#[tokio::test(start_paused = true)]
+async fn host_that_handed_over_to_no_other_one_leads_no_more() {
+    let world = world(1).await;
+    let (leader, log) = Host::lead(&world, "a", |_| {}).await;
+    sleep(Duration::from_secs(1)).await;
+    log.hand_over();
+    sleep(Duration::from_secs(1)).await;
+    drop(leader);
+    // A process that ends after its handover writes no other record.
+    let engine = world.engine(0);
+    let listed = members(&*engine, &*clock(), "c").await.unwrap();
+    let mut record = listed[0].info.clone().unwrap();
+    record.role = Role::Leading;
+    let record = put(Keys::new("c").member("a"), record.encode().into());
+    engine.transact(&record).await.unwrap();
+    let shown = status(&world).await;
+    for part in ["none; a has handed over\nchanged   60 s ago\n", "led   1 "] {
+        assert!(shown.contains(part), "{shown}");
+    }
+    assert!(!shown.contains("leads"), "{shown}");
+    let report = checked(&world).await;
+    assert_eq!(report.worst(), Severity::Warning, "{report}");
+    // A host that took over after the head was read.
+    let mut found = overview(&*engine, &*clock(), "c", 0).await.unwrap();
+    let info = found.members[0].info.as_mut().unwrap();
+    assert_eq!(info.epoch, found.head.epoch);
+    info.epoch += 1;
+    assert_eq!(found.role(&found.members[0].info.clone().unwrap()), "leads");
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_of_a_full_etcd_is_named_and_not_asked() {
+    let world = world(1).await;
+    let (leader, _log) = Host::lead(&world, "a", |_| {}).await;
+    sleep(Duration::from_secs(1)).await;
+    world.limit(100);
+    let report = checked(&world).await;
+    assert_eq!(report.worst(), Severity::Failure, "{report}");
+    let found = report.to_string();
+    let expected = "a was the last leader and was not asked";
+    assert!(found.contains(expected), "{report}");
+    drop(leader);
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_of_each_cluster_has_a_name_of_its_own() {
+    let mut names = Vec::new();
+    for id in [1, 2] {
+        let world = World::new(1, Faults::default());
+        let mut id = Id([id; 16]);
+        // The name has the other half of the id.
+        id.0[8..].fill(9);
         let engine = world.engine(0);
-        let listed = members(&*engine, &*clock(), "c").await.unwrap();
-        let mut record = listed[0].info.clone().unwrap();
-        record.role = Role::Leading;
-        let record = put(Keys::new("c").member("a"), &record.encode());
-        engine.transact(&record).await.unwrap();
-        let shown = status(&world).await;
-        for part in ["none; a has handed over\nchanged   60 s ago\n", "led   1 "] {
-            assert!(shown.contains(part), "{shown}");
-        }
-        assert!(!shown.contains("leads"), "{shown}");
-        let report = checked(&world).await;
-        assert_eq!(report.worst(), Severity::Warning, "{report}");
-        // A host that took over after the head was read.
-        let mut found = overview(&*engine, &*clock(), "c", 0).await.unwrap();
-        let info = found.members[0].info.as_mut().unwrap();
-        assert_eq!(info.epoch, found.head.epoch);
-        info.epoch += 1;
-        assert_eq!(found.role(&found.members[0].info.clone().unwrap()), "leads");
-    });
-}
-
-#[test]
-fn leader_of_a_full_etcd_is_named_and_not_asked() {
-    simulate(async {
-        let world = world(1).await;
-        let (leader, _log) = Host::lead(&world, "a", |_| {}).await;
-        sleep(Duration::from_secs(1)).await;
-        world.limit(100);
-        let report = checked(&world).await;
-        assert_eq!(report.worst(), Severity::Failure, "{report}");
-        let found = report.to_string();
-        let expected = "a was the last leader and was not asked";
-        assert!(found.contains(expected), "{report}");
-        drop(leader);
-    });
-}
-
-#[test]
-fn store_of_each_cluster_has_a_name_of_its_own() {
-    simulate(async {
-        let mut names = Vec::new();
-        for id in [1, 2] {
-            let world = World::new(1, Faults::default());
-            let mut id = Id([id; 16]);
-            // The name has the other half of the id.
-            id.0[8..].fill(9);
-            let engine = world.engine(0);
-            create(&*engine, "c", id, 0).await.unwrap();
-            let found = overview(&*engine, &*clock(), "c", 0).await.unwrap();
-            assert_eq!(found.store, store_name("c", id));
-            assert!(found.to_string().contains(&found.store), "{found}");
-            names.push(found.store);
-        }
-        assert_eq!(names, ["c-0101010101010101", "c-0202020202020202"]);
-    });
+        create(&*engine, "c", id, 0).await.unwrap();
+        let found = overview(&*engine, &*clock(), "c", 0).await.unwrap();
+        assert_eq!(found.store, store_name("c", id));
+        assert!(found.to_string().contains(&found.store), "{found}");
+        names.push(found.store);
+    }
+    assert_eq!(names, ["c-0101010101010101", "c-0202020202020202"]);
 }

@@ -7,11 +7,14 @@ use statehouse_cluster::{Engine, Id, LogPosition, Reads, create};
 use crate::nodes::{Nodes, connect};
 use crate::store::Host;
 
-async fn created(nodes: &Nodes) {
-    let etcd = connect(nodes, None).await;
+/// Starts nodes of etcd with a new cluster.
+async fn created(count: usize) -> Nodes {
+    let nodes = Nodes::start(count);
+    let etcd = connect(&nodes, None).await;
     let id = Id::random().unwrap();
     assert_eq!(create(&etcd, "test", id, 0).await, Ok(true));
     assert_eq!(create(&etcd, "test", Id([1; 16]), 0).await, Ok(false));
+    nodes
 }
 
 fn record(number: usize) -> Vec<u8> {
@@ -26,8 +29,7 @@ async fn check_follower(follower: &Host, leader: &Host, position: LogPosition) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn follower_receives_what_the_leader_appends() {
-    let nodes = Nodes::start(1);
-    created(&nodes).await;
+    let nodes = created(1).await;
     let leader = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = leader.leads().await;
     let follower = Host::start("b", connect(&nodes, None).await, |_| {});
@@ -50,8 +52,7 @@ async fn follower_receives_what_the_leader_appends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn handover_moves_the_leadership_at_once() {
-    let nodes = Nodes::start(1);
-    created(&nodes).await;
+    let nodes = created(1).await;
     let first = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = first.leads().await;
     let reads = |it: &mut statehouse_cluster::Options| it.reads = Reads::Confirmed;
@@ -74,8 +75,7 @@ async fn handover_moves_the_leadership_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_leader_is_replaced_after_its_lease() {
-    let nodes = Nodes::start(1);
-    created(&nodes).await;
+    let nodes = created(1).await;
     let first = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = first.leads().await;
     let quiet = |it: &mut statehouse_cluster::Options| it.timing.quiet = Duration::from_secs(1);
@@ -95,8 +95,7 @@ async fn killed_leader_is_replaced_after_its_lease() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarted_leader_waits_for_no_lease() {
-    let nodes = Nodes::start(1);
-    created(&nodes).await;
+    let nodes = created(1).await;
     let process = Id::random().unwrap();
     let first = Host::start("a", connect(&nodes, None).await, |it| it.process = process);
     let log = first.leads().await;
@@ -115,8 +114,7 @@ async fn restarted_leader_waits_for_no_lease() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn appends_continue_when_the_leading_etcd_node_is_killed() {
-    let mut nodes = Nodes::start(3);
-    created(&nodes).await;
+    let mut nodes = created(3).await;
     let leader = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = leader.leads().await;
     let follower = Host::start("b", connect(&nodes, None).await, |_| {});
@@ -135,8 +133,7 @@ async fn appends_continue_when_the_leading_etcd_node_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn compaction_by_another_client_loses_nothing() {
-    let nodes = Nodes::start(1);
-    created(&nodes).await;
+    let nodes = created(1).await;
     let small = |it: &mut statehouse_cluster::Options| {
         it.sizes.snapshot_after_bytes = 50_000;
         it.timing.piece = Duration::from_millis(1);

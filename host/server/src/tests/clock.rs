@@ -18,7 +18,7 @@ struct Stepped {
 
 impl Stepped {
     fn new() -> Self {
-        let policy = Arc::new(Engine::new().unwrap().load(STANDARD_POLICY).unwrap());
+        let policy = standard();
         let source = Arc::new(ManualSource::at(START_MS));
         let journal = Arc::new(Records::default());
         let mut recorder = Recorder::new(journal.clone(), Vec::new(), None);

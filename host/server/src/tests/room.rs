@@ -46,13 +46,7 @@ fn a_batch_waits_while_too_many_outputs_wait_for_the_log() {
     assert!(one_change > WATCHERS * 100, "{one_change}");
     release_all(&journal, &server);
 
-    let properties = PropertiesBuilder::new()
-        .response_topic("answers")
-        .correlation_data(b"1")
-        .user("__ts", &format!("{START_MS}:0:client"))
-        .finish()
-        .and_then(Properties::parse)
-        .unwrap();
+    let properties = properties(START_MS);
     let payload = Bytes::from(statehouse_policy::resp::request(&[b"SET", b"k", b"v"]));
     let peer = Peer::numbered("client", 1);
     let request = |_| Inbound::Publish(Incoming::new(&peer, &payload, &properties), None);

@@ -25,9 +25,15 @@ fn marked() -> tempfile::TempDir {
     directory
 }
 
-fn open(directory: &Path) -> (CopyDirectory, Option<Resumed>) {
+/// Opens the copies, with the position that they show.
+fn opened(directory: &Path) -> (CopyDirectory, Arc<AtomicU64>) {
     let position = Arc::<AtomicU64>::default();
-    let mut store = CopyDirectory::open(directory, Options::default(), position.clone()).unwrap();
+    let opened = CopyDirectory::open(directory, Options::default(), position.clone());
+    (opened.unwrap(), position)
+}
+
+fn open(directory: &Path) -> (CopyDirectory, Option<Resumed>) {
+    let (mut store, position) = opened(directory);
     let resumed = store.resume().unwrap();
     assert_eq!(position.load(Relaxed), 0);
     (store, resumed)
@@ -48,6 +54,13 @@ fn add(store: &mut CopyDirectory, from: u64, to: u64, factor: u64) -> Result<(),
         store.records(LogPosition(position), &[&record])?;
     }
     Ok(())
+}
+
+/// Begins a copy, and adds the records 1 to 10.
+fn copy_ten(store: &mut CopyDirectory) {
+    store.begin(LogPosition::NONE).unwrap();
+    store.flush(Some(point(0))).unwrap();
+    add(store, 1, 10, 1).unwrap();
 }
 
 /// The time of each snapshot.
@@ -117,9 +130,7 @@ fn records_behind_the_mark_are_compared_after_a_kill() {
     let directory = marked();
     let (mut store, resumed) = open(directory.path());
     assert_eq!(resumed, None);
-    store.begin(LogPosition::NONE).unwrap();
-    store.flush(Some(point(0))).unwrap();
-    add(&mut store, 1, 10, 1).unwrap();
+    copy_ten(&mut store);
     assert_eq!(read_copy(directory.path()), (1..=10).collect::<Vec<_>>());
     drop(store);
 
@@ -150,9 +161,7 @@ fn records_behind_the_mark_are_compared_after_a_kill() {
 fn earlier_copy_stays_until_the_new_one_is_complete() {
     let directory = marked();
     let (mut store, _) = open(directory.path());
-    store.begin(LogPosition::NONE).unwrap();
-    store.flush(Some(point(0))).unwrap();
-    add(&mut store, 1, 10, 1).unwrap();
+    copy_ten(&mut store);
     store.begin(LogPosition(50)).unwrap();
     add(&mut store, 51, 55, 1).unwrap();
     store.flush(Some(point(55))).unwrap();
@@ -196,12 +205,8 @@ fn history_begins_at_the_time_of_its_first_snapshot() {
 #[test]
 fn earlier_copy_has_no_position_while_a_new_one_begins() {
     let directory = marked();
-    let position = Arc::<AtomicU64>::default();
-    let opened = CopyDirectory::open(directory.path(), Options::default(), position.clone());
-    let mut store = opened.unwrap();
-    store.begin(LogPosition::NONE).unwrap();
-    store.flush(Some(point(0))).unwrap();
-    add(&mut store, 1, 10, 1).unwrap();
+    let (mut store, position) = opened(directory.path());
+    copy_ten(&mut store);
     store.flush(None).unwrap();
     assert_eq!(position.load(Relaxed), 10);
     store.begin(LogPosition(50)).unwrap();
@@ -216,9 +221,7 @@ fn earlier_copy_has_no_position_while_a_new_one_begins() {
 #[test]
 fn resumed_copy_has_no_position_until_it_has_caught_up() {
     let directory = closed_with_ten();
-    let position = Arc::<AtomicU64>::default();
-    let opened = CopyDirectory::open(directory.path(), Options::default(), position.clone());
-    let mut store = opened.unwrap();
+    let (mut store, position) = opened(directory.path());
     assert_eq!(store.resume().unwrap().unwrap().end, LogPosition(10));
     add(&mut store, 11, 12, 1).unwrap();
     assert_eq!(position.load(Relaxed), 0);
@@ -232,9 +235,7 @@ fn resumed_copy_has_no_position_until_it_has_caught_up() {
 fn mark_is_not_before_the_newest_snapshot() {
     let directory = marked();
     let (mut store, _) = open(directory.path());
-    store.begin(LogPosition::NONE).unwrap();
-    store.flush(Some(point(0))).unwrap();
-    add(&mut store, 1, 10, 1).unwrap();
+    copy_ten(&mut store);
     snapshot(&mut store, 10, 20);
     add(&mut store, 21, 25, 1).unwrap();
     drop(store);
@@ -249,9 +250,7 @@ fn mark_is_not_before_the_newest_snapshot() {
 fn closed_with_ten() -> TempDir {
     let directory = marked();
     let (mut store, _) = open(directory.path());
-    store.begin(LogPosition::NONE).unwrap();
-    store.flush(Some(point(0))).unwrap();
-    add(&mut store, 1, 10, 1).unwrap();
+    copy_ten(&mut store);
     store.close(Some(point(10))).unwrap();
     directory
 }
@@ -321,8 +320,7 @@ fn copy_of_a_later_version_is_kept_and_needs_that_version() {
     let crc = crc32c::crc32c(&bytes[..60]);
     bytes[60..64].copy_from_slice(&crc.to_le_bytes());
     fs::write(&segment, &bytes).unwrap();
-    let position = Arc::<AtomicU64>::default();
-    let mut store = CopyDirectory::open(directory.path(), Options::default(), position).unwrap();
+    let (mut store, _) = opened(directory.path());
     let error = store.resume().unwrap_err();
     let remedy = super::remedy(&error, directory.path());
     assert!(error.to_string().contains("has format 200"), "{error}");
