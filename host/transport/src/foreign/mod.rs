@@ -36,7 +36,7 @@ use self::claim::Claim;
 pub use self::figures::Figures;
 use self::presence::ttl::Ttl;
 use self::presence::{Presence, PresenceStatus};
-use self::state::State;
+use self::state::{State, may_log};
 use super::{Inbound, Intake, Outbound, Transport};
 use statehouse_access::Authorizer;
 use statehouse_config::{BrokerUrl, ForeignConfig, limits};
@@ -233,11 +233,7 @@ impl Foreign {
     /// Logs that a client broke the rule on response topics (section 1 of the protocol), so that
     /// its request is dropped.
     fn log_violation(&self, peer: &Peer, text: &str) {
-        if let Some(more) = self
-            .state()
-            .rule_log
-            .allow(Instant::now(), limits::BROKER_LOG_PAUSE)
-        {
+        if let Some(more) = may_log(&mut self.state().rule_log) {
             let client = &*peer.client;
             tracing::warn!(
                 client,

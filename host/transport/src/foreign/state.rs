@@ -54,8 +54,8 @@ pub(super) struct State {
     /// Whether the last connection was lost before it was stable. Then this one is logged when it
     /// is stable.
     unstable: bool,
-    /// The logged reasons for lost connections since the last stable one.
-    logged_losses: Vec<String>,
+    /// The logged reasons for lost connections since the last stable one, the newest first.
+    logged_losses: VecDeque<String>,
     pub(super) sums: Figures,
     pub(super) rule_log: LogThrottle,
     refused_log: LogThrottle,
@@ -193,10 +193,7 @@ impl State {
     /// given up.
     pub(super) fn unacceptable(&mut self, outgoing: &Outgoing, code: u8) {
         self.sums.refused += 1;
-        if let Some(more) = self
-            .refused_log
-            .allow(Instant::now(), limits::BROKER_LOG_PAUSE)
-        {
+        if let Some(more) = may_log(&mut self.refused_log) {
             let topic = outgoing.shown_topic();
             let (bytes, reason) = (outgoing.message.payload.len(), describe_reason(code));
             tracing::error!(
@@ -222,10 +219,7 @@ impl State {
     fn notify(&mut self, peer: Peer, message: Message, of: Option<u64>) {
         if self.weights.bytes() >= self.bounds.bytes_max {
             self.sums.lost += 1;
-            if let Some(more) = self
-                .lost_log
-                .allow(Instant::now(), limits::BROKER_LOG_PAUSE)
-            {
+            if let Some(more) = may_log(&mut self.lost_log) {
                 tracing::error!(
                     more,
                     "a notification is lost: too many wait for an acknowledgement of the broker"
@@ -270,10 +264,7 @@ impl State {
             }
             (reason, _) => {
                 self.sums.refused += 1;
-                if let Some(more) = self
-                    .refused_log
-                    .allow(Instant::now(), limits::BROKER_LOG_PAUSE)
-                {
+                if let Some(more) = may_log(&mut self.refused_log) {
                     let topic = outgoing.shown_topic();
                     tracing::warn!(
                         topic,
@@ -315,7 +306,7 @@ impl State {
         let is_new = self.logged_losses.iter().all(|logged| logged != why);
         if is_new {
             self.logged_losses.truncate(LOGGED_LOSSES_MAX - 1);
-            self.logged_losses.push(why.to_owned());
+            self.logged_losses.push_front(why.to_owned());
         }
         std::mem::take(&mut self.announced) || is_new
     }
@@ -413,6 +404,11 @@ impl State {
             ..self.sums
         }
     }
+}
+
+/// The number of lines suppressed since the last one, unless this line must be suppressed too.
+pub(super) fn may_log(throttle: &mut LogThrottle) -> Option<u64> {
+    throttle.allow(Instant::now(), limits::BROKER_LOG_PAUSE)
 }
 
 /// A hash of the parts of a response that [`Outgoing::is_same`] compares.

@@ -35,7 +35,8 @@ pub struct Presence {
     is_websocket: bool,
     /// The filters that the broker has refused last.
     refused: Vec<&'static str>,
-    works: watch::Sender<Option<&'static str>>,
+    /// Whether the broker was seen to publish its log.
+    works: watch::Sender<bool>,
 }
 
 impl Presence {
@@ -45,7 +46,7 @@ impl Presence {
             is_websocket,
             source: (kind == PresenceKind::Auto).then(Mosquitto::default),
             refused: Vec::new(),
-            works: watch::Sender::new(None),
+            works: watch::Sender::new(false),
         }
     }
 
@@ -96,10 +97,9 @@ impl Presence {
             Event::LogPublished => works = true,
             Event::Disconnected(client) => disconnected(client),
         });
-        if works && self.refused.is_empty() && self.works.borrow().is_none() {
-            let name = mosquitto::NAME;
-            tracing::info!("presence: {name}");
-            self.works.send_replace(Some(name));
+        if works && self.refused.is_empty() && !*self.works.borrow() {
+            tracing::info!("presence: {}", mosquitto::NAME);
+            self.works.send_replace(true);
         }
     }
 
@@ -120,7 +120,7 @@ pub struct PresenceStatus {
     any: bool,
     /// Whether only another client makes the broker log an event.
     needs_client: bool,
-    works: watch::Receiver<Option<&'static str>>,
+    works: watch::Receiver<bool>,
 }
 
 impl PresenceStatus {
@@ -145,24 +145,16 @@ impl PresenceStatus {
             if !self.needs_client {
                 let _ = TcpStream::connect((host, port)).await;
             }
-            self.works
-                .wait_for(Option::is_some)
-                .await
-                .ok()
-                .and_then(|it| *it)
+            self.works.wait_for(|works| *works).await.is_ok()
         };
-        let works = match self.any {
-            true => timeout(wait, shown).await.ok().flatten(),
-            false => None,
-        };
-        let first = match works {
-            Some(name) => format!("{name}; a watch ends with its client's connection"),
-            None if self.any && self.needs_client => {
-                "none known yet, since over WebSocket only the connection of another client can show one; until then a watch ends with the first notification without a subscriber".to_owned()
-            }
-            None => {
-                "none; a watch ends with the first notification without a subscriber".to_owned()
-            }
+        let works = self.any && timeout(wait, shown).await.unwrap_or(false);
+        let first = if works {
+            let name = mosquitto::NAME;
+            format!("{name}; a watch ends with its client's connection")
+        } else if self.any && self.needs_client {
+            "none known yet, since over WebSocket only the connection of another client can show one; until then a watch ends with the first notification without a subscriber".to_owned()
+        } else {
+            "none; a watch ends with the first notification without a subscriber".to_owned()
         };
         match ttl {
             Some(ttl) => format!("{first}, or after {ttl:?} of silence"),
@@ -183,6 +175,12 @@ mod tests {
         let wait = Duration::from_millis(10);
         let status = presence.status();
         status.line_within(wait, "127.0.0.1", 9, ttl).await
+    }
+
+    /// The broker sends its version and this line.
+    fn read_log(presence: &mut Presence, line: &[u8]) {
+        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
+        presence.read(LOG, line, &mut |_| ());
     }
 
     #[tokio::test]
@@ -216,11 +214,9 @@ mod tests {
             .await
             .unwrap();
         assert!(sent.is_empty());
-        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
-        presence.read(
-            LOG,
+        read_log(
+            &mut presence,
             b"1: New connection from 127.0.0.1:1 on port 2.",
-            &mut |_| (),
         );
         assert_eq!(
             line.await.unwrap(),
@@ -234,12 +230,8 @@ mod tests {
         let mut presence = Presence::new(PresenceKind::Auto, true);
         let unknown = "none known yet";
         assert!(line(&presence, None).await.starts_with(unknown));
-        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
-        presence.read(
-            LOG,
-            b"1: New client connected from 127.0.0.1:1 as a (p5, c1, k60).",
-            &mut |_| (),
-        );
+        let connected = b"1: New client connected from 127.0.0.1:1 as a (p5, c1, k60).";
+        read_log(&mut presence, connected);
         assert!(line(&presence, None).await.starts_with("mosquitto's "));
         presence = Presence::new(PresenceKind::Auto, true);
         presence.subscribed(LOG, false);
@@ -255,11 +247,9 @@ mod tests {
         for filter in presence.filters() {
             presence.subscribed(filter, *filter != LOG);
         }
-        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
-        presence.read(
-            LOG,
+        read_log(
+            &mut presence,
             b"1: New connection from 127.0.0.1:1 on port 2.",
-            &mut |_| (),
         );
         assert!(line(&presence, None).await.starts_with("none; "));
     }
@@ -272,11 +262,9 @@ mod tests {
                 presence.subscribed(filter, *filter != LOG || log_is_granted);
             }
         }
-        presence.read(VERSION, b"mosquitto version 2.0.11", &mut |_| ());
-        presence.read(
-            LOG,
+        read_log(
+            &mut presence,
             b"1: New connection from 127.0.0.1:1 on port 2.",
-            &mut |_| (),
         );
         assert!(line(&presence, None).await.starts_with("mosquitto's "));
     }

@@ -140,6 +140,21 @@ fn connections_lost_at_once_are_logged_once_per_reason() {
     assert!(!state.note_attached() && !state.note_stable());
 }
 
+/// Regression: each new reason replaced the newest one, so two of them could be logged in turn
+/// without end.
+#[test]
+fn oldest_reason_for_a_loss_is_forgotten_first() {
+    let mut state = State::default();
+    let reasons: Vec<String> = (0..=LOGGED_LOSSES_MAX).map(|it| it.to_string()).collect();
+    for why in &reasons {
+        assert!(state.note_loss(why), "{why}");
+    }
+    for why in &reasons[1..] {
+        assert!(!state.note_loss(why), "{why}");
+    }
+    assert!(state.note_loss(&reasons[0]));
+}
+
 #[test]
 fn the_store_must_wait_while_too_much_output_is_unacknowledged() {
     let mut state = State::default();
