@@ -20,11 +20,7 @@ use tracing_subscriber::registry::LookupSpan;
 use statehouse_config::limits;
 
 /// The lines of this process.
-static LINES: AuditLog = AuditLog(Mutex::new(Kept {
-    written: 0,
-    acts: VecDeque::new(),
-    refusals: VecDeque::new(),
-}));
+static LINES: AuditLog = AuditLog::new();
 
 /// A line of the audit log.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -63,10 +59,8 @@ pub(crate) struct AuditLines {
 }
 
 /// The last lines.
-#[derive(Default)]
 pub(crate) struct AuditLog(Mutex<Kept>);
 
-#[derive(Default)]
 struct Kept {
     /// The number of lines since the start.
     written: u64,
@@ -75,6 +69,14 @@ struct Kept {
 }
 
 impl AuditLog {
+    const fn new() -> Self {
+        Self(Mutex::new(Kept {
+            written: 0,
+            acts: VecDeque::new(),
+            refusals: VecDeque::new(),
+        }))
+    }
+
     /// The lines of this process.
     pub(crate) fn of_process() -> &'static Self {
         &LINES
@@ -204,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_refusals_replaces_no_act() {
-        let log = AuditLog::default();
+        let log = AuditLog::new();
         log.push(Kind::Act, "admin request".to_owned(), BTreeMap::new());
         refuse(&log, limits::AUDIT_LINES_KEPT_MAX + 7);
         let all = log.since(0, None);
@@ -226,11 +228,7 @@ mod tests {
 
     #[test]
     fn only_audit_lines_are_kept_and_they_are_cut() {
-        static LOG: AuditLog = AuditLog(Mutex::new(Kept {
-            written: 0,
-            acts: VecDeque::new(),
-            refusals: VecDeque::new(),
-        }));
+        static LOG: AuditLog = AuditLog::new();
         let layer = Keeper(&LOG).with_filter(filter());
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
             let long = "ä".repeat(1 << 20);

@@ -95,18 +95,11 @@ impl Audit {
         self.log(Kind::of(By::Store, refused), refused);
     }
 
-    /// Like [`refused`](Self::refused), for a request to the admin API: its lines have the address
-    /// of a client whether or not the client has proven to be the user.
-    pub fn refused_operator(&self, refused: &Refused<'_>, is_proven: bool) {
+    /// Like [`refused`](Self::refused), for a client that may be authenticated although its lines
+    /// have its address: a flood of unauthenticated ones must not hide its line then.
+    pub fn refused_with_proof(&self, refused: &Refused<'_>, is_proven: bool) {
         self.count(refused.what);
         self.log(Kind::of(By::Store, refused).with_proof(is_proven), refused);
-    }
-
-    /// Like [`refused`](Self::refused), for an authenticated client: a flood of unauthenticated ones
-    /// must not hide its line, even if it has an address.
-    pub(crate) fn refused_client(&self, refused: &Refused<'_>) {
-        self.count(refused.what);
-        self.log(Kind::of(By::Store, refused).with_proof(true), refused);
     }
 
     /// Logs a refusal by the broker, which has already counted it. `is_proven`: the client is

@@ -303,15 +303,11 @@ mod tests {
         }
     }
 
-    fn foreign(client: &str, number: u64) -> Peer {
-        Peer::numbered(client, number)
-    }
-
     /// A client without an id has a number by its response topic, which it chooses.
     #[test]
     fn foreign_clients_with_one_number_have_their_own_grants() {
         let authorizer = authorizer();
-        let grants = ["first", "", "first"].map(|it| authorizer.grants_of(&foreign(it, 1)));
+        let grants = ["first", "", "first"].map(|it| authorizer.grants_of(&Peer::numbered(it, 1)));
         let [first, unknown, again] = grants.map(|it| it.may_connect());
         assert_eq!((first, unknown, again), (true, false, true));
     }
@@ -380,7 +376,7 @@ mod tests {
         for number in 0..2 * most {
             authorizer.prepare("first", &Arc::default());
             _ = authorizer.grants(&origin("first", ConnectionId(number), SessionId(0)));
-            _ = authorizer.grants_of(&foreign(&number.to_string(), number));
+            _ = authorizer.grants_of(&Peer::numbered(&number.to_string(), number));
         }
         let cache = authorizer.cache();
         assert!(cache.connections.is_empty());

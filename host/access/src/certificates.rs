@@ -92,19 +92,18 @@ impl Owners {
         let table: Table = toml::from_str(&text).map_err(|error| wrong(error.into()))?;
         let mut owners = BTreeMap::new();
         for owner in table.certificate {
-            let shown = || (path.to_owned(), owner.subject.clone());
+            let refuse = |error: fn(PathBuf, String) -> CertificatesError| {
+                Err(error(path.to_owned(), owner.subject.clone()))
+            };
             let Some(subject) = written(&owner.subject) else {
-                let (path, subject) = shown();
-                return Err(CertificatesError::Subject(path, subject));
+                return refuse(CertificatesError::Subject);
             };
             if owner.user.is_none() && owner.attributes.is_empty() {
-                let (path, subject) = shown();
-                return Err(CertificatesError::Empty(path, subject));
+                return refuse(CertificatesError::Empty);
             }
             // It would be a user for rules that apply to every user.
             if owner.user.as_deref() == Some("") {
-                let (path, subject) = shown();
-                return Err(CertificatesError::NoName(path, subject));
+                return refuse(CertificatesError::NoName);
             }
             if let Some(first) = owners.insert(subject, owner) {
                 return Err(CertificatesError::Duplicate(path.to_owned(), first.subject));

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::rules::{Action, Grants, Kind, Principal, Resource, Rule, Rules};
+use super::rules::{Action, Grants, Kind, Principal, Resource, Rule, Rules, Text};
 use statehouse_mqtt::{check_topic_filter, check_topic_name};
 use statehouse_protocol::OPERATOR_CLIENT;
 use statehouse_protocol::pattern;
@@ -175,7 +175,8 @@ pub fn explain(rules: &Rules, principal: &Principal<'_>, question: Question<'_>)
     let (mut on, mut others) = (Vec::new(), Vec::new());
     if why_allowed.is_none() {
         on.extend(on_others(rules, principal, question.action).take(NEAR_MAX));
-        others.extend(for_others(rules, principal, question).take(NEAR_MAX));
+        let near = allowing_rules(rules, principal, question, false);
+        others.extend(near.take(NEAR_MAX));
     }
     Explanation {
         allowed: why_allowed.is_some(),
@@ -210,17 +211,8 @@ pub fn why(rules: &Rules, principal: &Principal<'_>, question: Question<'_>) -> 
     is_own.then_some(Why::OwnTopic)
 }
 
-/// Rules for other clients that would allow the action.
-pub fn for_others(
-    rules: &Rules,
-    principal: &Principal<'_>,
-    question: Question<'_>,
-) -> impl Iterator<Item = Place> {
-    allowing_rules(rules, principal, question, false)
-}
-
 /// Rules for this client that allow such an action on some topics or keys.
-pub fn on_others(
+fn on_others(
     rules: &Rules,
     principal: &Principal<'_>,
     action: Action,
@@ -228,10 +220,10 @@ pub fn on_others(
     let matching = numbered(rules).filter(move |(_, rule)| rule.principals.matches(principal));
     matching.flat_map(move |(number, rule)| {
         let all = rule.resources.iter().flat_map(move |it| it.texts(action));
-        all.map(move |(line, text)| Place {
+        all.map(move |it| Place {
             rule: number,
-            line,
-            text: Some(text.into()),
+            line: it.line,
+            text: Some(it.template.text().into()),
         })
     })
 }
@@ -270,23 +262,24 @@ pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
                 );
                 warnings.push((line, warning));
             }
-            for (line, text) in resource.texts(Action::Publish) {
+            for Text { line, template } in resource.texts(Action::Publish) {
+                let text = template.text();
                 if text.starts_with(NOTIFICATION_TOPICS) {
                     let warning = format!(
                         "only the store publishes to `{text}`, so no rule can allow it to a client"
                     );
-                    warnings.push((line, warning));
+                    warnings.push((*line, warning));
                 }
             }
             for action in [Action::Publish, Action::Subscribe] {
-                for (line, text) in resource
-                    .texts(action)
-                    .filter(|(_, it)| it.starts_with("$share/"))
-                {
-                    let warning = format!(
-                        "`{text}` matches nothing: rules apply to the filter after the group name of a shared subscription"
-                    );
-                    warnings.push((line, warning));
+                for Text { line, template } in resource.texts(action) {
+                    let text = template.text();
+                    if text.starts_with("$share/") {
+                        let warning = format!(
+                            "`{text}` matches nothing: rules apply to the filter after the group name of a shared subscription"
+                        );
+                        warnings.push((*line, warning));
+                    }
                 }
             }
         }
@@ -339,16 +332,13 @@ impl Resource {
                 });
                 covers.map(|it| (it.line, Some(it.template.text())))
             }
-            (Kind::Keys { read, write, keys }, action @ (Action::Read | Action::Write)) => {
-                let is_meant = match action {
-                    Action::Read => *read,
-                    _ => *write,
-                };
-                let mut keys = keys.iter().filter(|_| is_meant);
-                let names = keys.find(|it| match it.is_pattern {
-                    true => (it.template.pattern(Some(principal)))
-                        .is_some_and(|pattern| pattern::matches(&pattern, on)),
-                    false => (it.template.exact(Some(principal))).is_some_and(|key| key == on),
+            (Kind::Keys { are_patterns, .. }, Action::Read | Action::Write) => {
+                let names = self.texts(question.action).iter().find(|it| {
+                    let named = it.template.bytes(*are_patterns, Some(principal));
+                    named.is_some_and(|named| match are_patterns {
+                        true => pattern::matches(&named, on),
+                        false => named == on,
+                    })
                 });
                 names.map(|it| (it.line, Some(it.template.text())))
             }
@@ -356,37 +346,27 @@ impl Resource {
         }
     }
 
-    /// The topics or keys of an action as written in the file, each with its line.
-    fn texts(&self, action: Action) -> impl Iterator<Item = (usize, &str)> {
-        let (topics, keys) = match (&self.kind, action) {
+    /// The topics or keys of an action.
+    fn texts(&self, action: Action) -> &[Text] {
+        match (&self.kind, action) {
             (Kind::Publish(topics), Action::Publish)
-            | (Kind::Subscribe(topics), Action::Subscribe) => (&topics[..], &[][..]),
-            (
-                Kind::Keys {
-                    read: true, keys, ..
-                },
-                Action::Read,
-            )
-            | (
-                Kind::Keys {
-                    write: true, keys, ..
-                },
-                Action::Write,
-            ) => (&[][..], &keys[..]),
-            _ => (&[][..], &[][..]),
-        };
-        let topics = topics.iter().map(|it| (it.line, it.template.text()));
-        topics.chain(keys.iter().map(|it| (it.line, it.template.text())))
+            | (Kind::Subscribe(topics), Action::Subscribe) => topics,
+            (Kind::Keys { read, keys, .. }, Action::Read) if *read => keys,
+            (Kind::Keys { write, keys, .. }, Action::Write) if *write => keys,
+            _ => &[],
+        }
     }
 
     /// Client ids and keys in which a placeholder touches another placeholder or, in a pattern, a
     /// wildcard, each with its line.
     fn open_placeholders(&self, line: usize) -> impl Iterator<Item = (usize, &str)> {
-        let keys = match &self.kind {
-            Kind::Keys { keys, .. } => &keys[..],
-            _ => &[],
+        let (keys, are_patterns) = match &self.kind {
+            Kind::Keys {
+                keys, are_patterns, ..
+            } => (&keys[..], *are_patterns),
+            _ => (&[][..], false),
         };
-        let keys = keys.iter().map(|it| (it.line, &it.template, it.is_pattern));
+        let keys = (keys.iter()).map(move |it| (it.line, &it.template, are_patterns));
         let clients = self.clients.iter().flatten();
         let clients = clients.map(move |it| (line, it, true));
         let open = clients

@@ -39,7 +39,7 @@ use self::explain::{Explanation, Question};
 use self::logins::{Logins, Refusal};
 use self::roles::Role;
 use self::rules::{Action, Grants, Principal, Rules, RulesError, Seal};
-use self::tokens::{KeySet, Token, TokenKeysError, TokenVerifier};
+use self::tokens::{KeySet, Token, TokenKeysError};
 use self::users::{Users, UsersError};
 use crate::audit::{Audit, Refused};
 use crate::settings::{AccessConfig, CertificateUsers, TokenConfig};
@@ -99,19 +99,13 @@ impl AccessControl {
     }
 
     fn of(config: &AccessConfig, files: AccessFiles, audit: Arc<Audit>) -> Self {
-        let AccessFiles {
-            users,
-            owners,
-            tokens,
-            rules,
-        } = files;
         Self(Arc::new(Inner {
             anonymous: config.allow_anonymous || !config.authenticates(),
-            own_topics: config.authenticates() && rules.is_none(),
-            rules: rules.map(Authorizer::new),
-            logins: users.map(Logins::new),
-            owners,
-            tokens,
+            own_topics: config.authenticates() && files.rules.is_none(),
+            rules: files.rules.map(Authorizer::new),
+            logins: files.users.map(Logins::new),
+            owners: files.owners,
+            tokens: files.tokens,
             audit,
         }))
     }
@@ -158,11 +152,8 @@ impl AccessControl {
         };
         checked.inspect_err(|(_, why)| {
             self.0.audit.refused(&Refused {
-                what: "authenticate",
-                peer: Some(peer),
-                client: "",
                 user: Some(user),
-                why,
+                ..Refused::of_peer("authenticate", peer, why)
             });
         })
     }
@@ -382,10 +373,11 @@ impl Inner {
         peer: Option<SocketAddr>,
         why: &dyn fmt::Display,
     ) {
-        self.audit.refused_client(&Refused {
+        let refused = Refused {
             peer,
             ..Refused::of_client(what, origin, why)
-        });
+        };
+        self.audit.refused_with_proof(&refused, true);
     }
 
     /// Whether the rules allow an action to a client. `peer` is its address, if it is not connected
@@ -464,11 +456,9 @@ impl Access for AccessControl {
                 }
                 Err((reason, why)) => {
                     inner.audit.refused(&Refused {
-                        what: "authenticate",
-                        peer: Some(attempt.door.peer),
                         client: &attempt.client,
                         user: attempt.user.as_deref(),
-                        why: &why,
+                        ..Refused::of_peer("authenticate", attempt.door.peer, &why)
                     });
                     Verdict::Refuse(reason, why)
                 }

@@ -64,27 +64,21 @@ pub(super) struct Resource {
 #[derive(Debug)]
 pub(super) enum Kind {
     Connect,
-    Publish(Vec<Topic>),
-    Subscribe(Vec<Topic>),
+    Publish(Vec<Text>),
+    Subscribe(Vec<Text>),
     Keys {
         read: bool,
         write: bool,
-        keys: Vec<Key>,
+        /// Whether the keys are patterns.
+        are_patterns: bool,
+        keys: Vec<Text>,
     },
 }
 
-/// A topic or a topic filter of a rule.
+/// A topic, a topic filter, a key or a pattern of a rule.
 #[derive(Debug)]
-pub(super) struct Topic {
+pub(super) struct Text {
     pub(super) line: usize,
-    pub(super) template: Template,
-}
-
-/// A key, or a pattern of keys.
-#[derive(Debug)]
-pub(super) struct Key {
-    pub(super) line: usize,
-    pub(super) is_pattern: bool,
     pub(super) template: Template,
 }
 
@@ -120,20 +114,14 @@ impl Rules {
             (HashMap::<_, Vec<_>>::new(), HashMap::<_, Vec<_>>::new());
         let mut others = Vec::new();
         for (number, rule) in all.iter().enumerate() {
-            let Principals {
-                clients,
-                users,
-                attributes,
-                every_client,
-                every_user,
-            } = &rule.principals;
-            for client in clients {
+            let it = &rule.principals;
+            for client in &it.clients {
                 by_client.entry(client.clone()).or_default().push(number);
             }
-            for user in users {
+            for user in &it.users {
                 by_user.entry(user.clone()).or_default().push(number);
             }
-            if *every_client || *every_user || !attributes.is_empty() {
+            if it.every_client || it.every_user || !it.attributes.is_empty() {
                 others.push(number);
             }
         }

@@ -60,16 +60,6 @@ pub struct Bearer {
 /// Identifies a key by a hash of its content, because its id (`kid`) may be missing or reused.
 pub type KeyNumber = blake3::Hash;
 
-/// Verifies tokens.
-pub trait TokenVerifier: Send + Sync {
-    /// Verifies a token at this time, and returns its bearer. Fails with the reason of the refusal,
-    /// as a text for the client.
-    fn verify(&self, token: &[u8], now: SystemTime) -> Result<Bearer, &'static str>;
-
-    /// Whether tokens with a signature of this key are still accepted.
-    fn knows(&self, key: &KeyNumber) -> bool;
-}
-
 /// A token that was valid when the client connected. The broker checks its expiry.
 pub(super) struct Token {
     pub(super) keys: Arc<Watched<KeySet>>,
@@ -157,8 +147,10 @@ fn key(jwk: &Jwk) -> Option<Key> {
     })
 }
 
-impl TokenVerifier for KeySet {
-    fn verify(&self, token: &[u8], now: SystemTime) -> Result<Bearer, &'static str> {
+impl KeySet {
+    /// Verifies a token at this time, and returns its bearer. Fails with the reason of the refusal,
+    /// as a text for the client.
+    pub fn verify(&self, token: &[u8], now: SystemTime) -> Result<Bearer, &'static str> {
         const FORM: &str = "the authentication data is not a token";
         if token.len() > limits::TOKEN_BYTES_MAX {
             return Err(FORM);
@@ -186,12 +178,11 @@ impl TokenVerifier for KeySet {
         Err(refusal)
     }
 
+    /// Whether tokens with a signature of this key are still accepted.
     fn knows(&self, key: &KeyNumber) -> bool {
         self.keys.iter().any(|it| it.number == *key)
     }
-}
 
-impl KeySet {
     fn validation(&self, algorithm: Algorithm) -> Validation {
         let mut validation = Validation::new(algorithm);
         // The leeway is for `nbf`, since clocks differ. It has no effect on `exp`, because

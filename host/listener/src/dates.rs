@@ -161,11 +161,7 @@ mod tests {
     use statehouse_files::watch::Reloads;
 
     use super::*;
-
-    fn fixture(name: &str) -> PathBuf {
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/fixtures");
-        fixtures.join(format!("{name}.pem"))
-    }
+    use crate::tls::tests::fixture;
 
     fn chain(names: &[&str]) -> Vec<CertificateDer<'static>> {
         let read = |name: &&str| tls::certificates(&fixture(name)).unwrap();

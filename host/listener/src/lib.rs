@@ -106,11 +106,7 @@ impl Listeners {
     pub fn open(self, broker: &Broker, audit: &Arc<Audit>) -> io::Result<Vec<OpenListener>> {
         let mut opened = Vec::new();
         for entrance in self.entrances(audit, handshakes_max())? {
-            let Entrance {
-                at,
-                listener,
-                acceptor,
-            } = entrance;
+            let (at, listener, acceptor) = (entrance.at, entrance.listener, entrance.acceptor);
             let broker = broker.clone();
             let accepting: Pin<Box<dyn Future<Output = ()> + Send>> = match acceptor.is_plain() {
                 true => Box::pin(async move {
@@ -352,13 +348,9 @@ impl Acceptor {
             None => Box::new(socket),
             Some(watched) => {
                 let accepted = accept_tls(watched, socket).await;
-                let Encrypted {
-                    stream,
-                    certificates,
-                    proof,
-                } = accepted.map_err(HandshakeError::Tls)?;
-                (door.certificates, door.proof) = (certificates, proof);
-                Box::new(stream)
+                let accepted = accepted.map_err(HandshakeError::Tls)?;
+                (door.certificates, door.proof) = (accepted.certificates, accepted.proof);
+                Box::new(accepted.stream)
             }
         };
         if let Some(origins) = &self.origins {

@@ -134,7 +134,7 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
     let headers = request.headers();
     if !list(headers, header::SEC_WEBSOCKET_PROTOCOL).contains(&MQTT) {
         let why = "the client must offer the WebSocket subprotocol `mqtt`";
-        return Err(Refusal::new(StatusCode::BAD_REQUEST, why));
+        return Err(malformed(why));
     }
     may_connect(headers, origins).map_err(|why| Refusal::new(StatusCode::FORBIDDEN, why))?;
     let response = Response::builder()
@@ -174,7 +174,6 @@ fn check_target<B>(request: &Request<B>) -> Result<(), Refusal> {
 /// `Connection` and `Upgrade` are lists, which may span several headers (RFC 9110 section 5.3).
 fn check_upgrade<B>(request: &Request<B>) -> Result<&HeaderValue, Refusal> {
     let headers = request.headers();
-    let malformed = |why: String| Refusal::new(StatusCode::BAD_REQUEST, why);
     only_once(headers, &SINGLE).map_err(malformed)?;
     has_host(request).map_err(malformed)?;
     let names = |name, value: &str| {
@@ -191,14 +190,10 @@ fn check_upgrade<B>(request: &Request<B>) -> Result<&HeaderValue, Refusal> {
         });
     }
     if request.version() < Version::HTTP_11 {
-        return Err(malformed(
-            "a WebSocket request must use HTTP/1.1".to_owned(),
-        ));
+        return Err(malformed("a WebSocket request must use HTTP/1.1"));
     }
     if !names(header::CONNECTION, "upgrade") {
-        return Err(malformed(
-            "the header Connection must contain `Upgrade`".to_owned(),
-        ));
+        return Err(malformed("the header Connection must contain `Upgrade`"));
     }
     let version = headers.get(header::SEC_WEBSOCKET_VERSION);
     if version.is_none_or(|version| version != "13") {
@@ -211,9 +206,12 @@ fn check_upgrade<B>(request: &Request<B>) -> Result<&HeaderValue, Refusal> {
         });
     }
     let key = headers.get(header::SEC_WEBSOCKET_KEY);
-    key.filter(|it| is_sixteen_bytes(it)).ok_or_else(|| {
-        malformed("the header Sec-WebSocket-Key must have 16 bytes in base64".to_owned())
-    })
+    key.filter(|it| is_sixteen_bytes(it))
+        .ok_or_else(|| malformed("the header Sec-WebSocket-Key must have 16 bytes in base64"))
+}
+
+fn malformed(why: impl Into<String>) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, why)
 }
 
 /// Whether this is the base64 of 16 bytes (RFC 6455 section 4.2.1).

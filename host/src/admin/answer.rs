@@ -11,7 +11,7 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Response, StatusCode};
 use serde::Serialize;
 use serde_json::json;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 
 use super::stream::Content;
 use crate::policies::delivery::ShipError;
@@ -104,13 +104,13 @@ static ROOM_KIB: LazyLock<u32> = LazyLock::new(|| {
 /// The part of it that is left.
 static ROOM: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(*ROOM_KIB as usize));
 
-/// The bytes of a large answer, dropped when they are sent.
-struct Unsent {
-    bytes: Vec<u8>,
-    _room: SemaphorePermit<'static>,
+/// The bytes of an answer with their permit, dropped when they are sent.
+pub(super) struct Unsent<P> {
+    pub(super) bytes: Vec<u8>,
+    pub(super) _permit: P,
 }
 
-impl AsRef<[u8]> for Unsent {
+impl<P> AsRef<[u8]> for Unsent<P> {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -123,8 +123,8 @@ fn with_room(bytes: Vec<u8>) -> Option<Bytes> {
     }
     // One answer always fits.
     let kib = u32::try_from(bytes.len() / 1024).unwrap_or(u32::MAX);
-    let room = ROOM.try_acquire_many(kib.min(*ROOM_KIB)).ok()?;
-    Some(Bytes::from_owner(Unsent { bytes, _room: room }))
+    let _permit = ROOM.try_acquire_many(kib.min(*ROOM_KIB)).ok()?;
+    Some(Bytes::from_owner(Unsent { bytes, _permit }))
 }
 
 /// A JSON response: 503 if it is large and other clients have not read theirs.

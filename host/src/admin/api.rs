@@ -154,7 +154,7 @@ impl Api {
         self.sources.impediment()
     }
 
-    /// Answers a request of an operator.
+    /// Answers a request of an operator. Its method and path are in the table of roles.
     pub(super) async fn route(
         self: Arc<Self>,
         request: &mut Request<Incoming>,
@@ -175,36 +175,30 @@ impl Api {
                 self.assignment(&method, &segments[1..], request, gate)
                     .await
             }
-            ["v1", "log"] if method == Method::GET => self.log(&uri).await,
-            ["v1", "events"] if method == Method::GET => {
+            ["v1", "log"] => self.log(&uri).await,
+            ["v1", "events"] => {
                 let lines = log::audit_lines(&uri, &self.followers).await?;
                 Ok(json(StatusCode::OK, &lines))
             }
-            ["v1", "cluster", what] => {
-                let leadership = self.sources.leadership.as_deref();
-                let answer = cluster::answer(leadership, what, &method, &uri).await;
-                answer.unwrap_or_else(|| Err(not_allowed(&method, &uri)))
+            ["v1", "cluster", what @ ("handover" | "upgrade")] => {
+                cluster::answer(self.sources.leadership.as_deref(), what, &uri).await
             }
             ["v1", "authz" | "usage" | "clients" | "slow", ..] => {
                 self.questions(&method, &segments[1..], request).await
             }
-            ["v1", "keys"] if method == Method::GET => keys::list(&self.sources, &uri).await,
+            ["v1", "keys"] => keys::list(&self.sources, &uri).await,
             ["v1", "key"] if method == Method::GET => keys::one(&self.sources, &uri).await,
             ["v1", "key"] => edit::change(&self.sources, request, &operator).await,
-            ["v1", "changes"] if method == Method::GET => changes::stream(self, &uri).await,
-            ["v1", "history"] if method == Method::GET => self.reader.history(&uri).await,
-            ["v1", "value"] if method == Method::GET => self.reader.value(&uri).await,
+            ["v1", "changes"] => changes::stream(self, &uri).await,
+            ["v1", "history"] => self.reader.history(&uri).await,
+            ["v1", "value"] => self.reader.value(&uri).await,
             ["v1", "replay"] => self.replay(&method, request).await,
-            ["metrics"] if method == Method::GET => {
+            ["metrics"] => {
                 let headers = request.headers().clone();
                 self.run_blocking(move |api| Ok(metrics::answer(api.metrics(), &headers)))
                     .await
             }
-            ["metrics"] => Err(not_allowed(&method, &uri)),
-            _ => {
-                let error = format!("there is no resource at {}", uri.path());
-                Err(Refusal::new(StatusCode::NOT_FOUND, error))
-            }
+            _ => Err(no_resource(&uri)),
         }
     }
 
@@ -258,7 +252,7 @@ impl Api {
             (&Method::POST, ["rollback"]) => {
                 self.blocking(move |_| Ok(gate.control().rollback()?)).await
             }
-            _ => Err(not_allowed(method, request.uri())),
+            _ => Err(no_resource(request.uri())),
         }
     }
 
@@ -313,7 +307,7 @@ impl Api {
                 self.change(move |_| Ok(gate.control().route(&prefix, None)?))
                     .await
             }
-            _ => Err(not_allowed(method, request.uri())),
+            _ => Err(no_resource(request.uri())),
         }
     }
 
@@ -361,7 +355,7 @@ impl Api {
                 self.change(move |api| clients::kick(&api.sources, &client))
                     .await
             }
-            _ => Err(not_allowed(method, request.uri())),
+            _ => Err(no_resource(request.uri())),
         }
     }
 
@@ -476,9 +470,9 @@ pub(super) fn segments(uri: &Uri) -> Result<Vec<String>, Refusal> {
     segments.ok_or_else(|| bad("the path is not percent-encoded UTF-8"))
 }
 
-fn not_allowed(method: &Method, uri: &Uri) -> Refusal {
-    let error = format!("the method {method} is not allowed for {}", uri.path());
-    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
+fn no_resource(uri: &Uri) -> Refusal {
+    let error = format!("there is no resource at {}", uri.path());
+    Refusal::new(StatusCode::NOT_FOUND, error)
 }
 
 fn too_large(max: u64) -> Refusal {
@@ -521,12 +515,10 @@ fn kib(bytes: u64) -> u32 {
 /// Waits for other uploads within a limit.
 async fn soon<T>(waiting: impl Future<Output = T>) -> Result<T, Refusal> {
     let waited = tokio::time::timeout(limits::ADMIN_UPLOAD_WAIT, waiting).await;
-    waited.map_err(|_| busy())
-}
-
-fn busy() -> Refusal {
-    let error = "other policies are being sent or compiled: try again later";
-    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
+    waited.map_err(|_| {
+        let error = "other policies are being sent or compiled: try again later";
+        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error)
+    })
 }
 
 /// Parses the body as JSON.

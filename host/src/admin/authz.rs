@@ -21,7 +21,6 @@ use statehouse_transport::foreign::identity;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ask {
-    /// The client id.
     pub(crate) client: String,
     /// The client's identity. An absent user, or absent attributes, are those of the connected
     /// client with this id.

@@ -28,7 +28,6 @@ pub(crate) struct Clients {
 /// A client with a session.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Client {
-    /// The client id.
     pub(crate) client: String,
     /// The user; none if the client is anonymous or not connected.
     pub(crate) user: Option<Box<str>>,
@@ -38,7 +37,6 @@ pub(crate) struct Client {
     pub(crate) mqtt: Option<String>,
     /// When the connection began, in milliseconds since 1970.
     pub(crate) since_ms: Option<u64>,
-    /// The number of subscriptions.
     pub(crate) subscriptions: u64,
     /// The number of watched keys.
     pub(crate) watches: u64,

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::{Method, StatusCode, Uri};
+use hyper::{StatusCode, Uri};
 use serde_json::Value as Json;
 use statehouse_protocol::Histogram;
 
@@ -91,30 +91,23 @@ pub trait Leadership: Send + Sync {
     fn upgrade(&self) -> Operation<'_>;
 }
 
-/// Answers a request to `/v1/cluster/..`. `None` if there is no such resource.
+/// Answers `/v1/cluster/upgrade` or `/v1/cluster/handover`.
 pub(super) async fn answer(
     leadership: Option<&dyn Leadership>,
     what: &str,
-    method: &Method,
     uri: &Uri,
-) -> Option<Result<Answer, Refusal>> {
-    if method != Method::POST || !["handover", "upgrade"].contains(&what) {
-        return None;
-    }
-    let Some(leadership) = leadership else {
+) -> Result<Answer, Refusal> {
+    let leadership = leadership.ok_or_else(|| {
         let error = "this store is not part of a cluster";
-        return Some(Err(Refusal::new(StatusCode::CONFLICT, error)));
-    };
+        Refusal::new(StatusCode::CONFLICT, error)
+    })?;
     let operation = match what {
         "upgrade" => leadership.upgrade(),
-        _ => match text(uri, "to") {
-            Ok(to) => leadership.hand_over(to),
-            Err(refusal) => return Some(Err(refusal)),
-        },
+        _ => leadership.hand_over(text(uri, "to")?),
     };
     let done = operation.await.map_err(|refusal| match refusal {
         ClusterRefusal::Refused(error) => Refusal::new(StatusCode::CONFLICT, error),
         ClusterRefusal::Failed(error) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error),
     });
-    Some(done.map(|answer| json(StatusCode::OK, &answer)))
+    done.map(|answer| json(StatusCode::OK, &answer))
 }

@@ -11,6 +11,7 @@ use super::answer::{Answer, Refusal, json};
 use super::query::{bad, bytes, key, number, value};
 use crate::past::{fence_json, json_bytes};
 use statehouse_config::limits;
+use statehouse_core::log::LogPosition;
 use statehouse_core::store::{self, Listed};
 use statehouse_files::blocking;
 use statehouse_server::{KeyView, Read, Server};
@@ -37,7 +38,8 @@ pub(super) async fn list(sources: &Sources, uri: &Uri) -> Result<Answer, Refusal
             (read, server.node())
         }
     };
-    let (Read { found, position }, node) = blocking(looking).await?;
+    // On a thread that may block, since a list takes the lock of the store again and again.
+    let (Read { found, position }, node) = blocking::run("admin", looking).await?;
     let is_full = found.len() == limit;
     let mut left = limits::ADMIN_KEYS_BYTES_MAX;
     let mut entries = Vec::with_capacity(found.len());
@@ -114,14 +116,8 @@ pub(super) async fn one(sources: &Sources, uri: &Uri) -> Result<Answer, Refusal>
     Ok(json(StatusCode::OK, &key_json(&found, &server.node())))
 }
 
-fn key_json(
-    KeyView {
-        entry,
-        writer,
-        watches,
-    }: &KeyView,
-    node: &str,
-) -> Json {
+fn key_json(key: &KeyView, node: &str) -> Json {
+    let entry = &key.entry;
     let value = start_of(entry.value());
     json!({
         "key": json_bytes(entry.key()),
@@ -131,8 +127,8 @@ fn key_json(
         "version": entry.version().display(node).to_string(),
         "expires_ms": entry.expires_ms(),
         "fencing_token": entry.fence().as_ref().map(fence_json),
-        "client": writer,
-        "watches": watches,
+        "client": key.writer,
+        "watches": key.watches,
     })
 }
 
@@ -146,10 +142,7 @@ fn start_of(value: &[u8]) -> &[u8] {
 }
 
 /// Waits until what was read is durable, so that a crash cannot revoke it.
-async fn durable(
-    server: &Server,
-    position: statehouse_core::log::LogPosition,
-) -> Result<(), Refusal> {
+async fn durable(server: &Server, position: LogPosition) -> Result<(), Refusal> {
     match server.reach(position).await {
         true => Ok(()),
         false => Err(Refusal::new(
@@ -157,15 +150,6 @@ async fn durable(
             "the latest changes were not durable in time: the disk is too slow, or the store is stopping",
         )),
     }
-}
-
-/// Looks at the store on a thread that may block, since a list takes its lock again and again.
-async fn blocking<T, F>(look: F) -> Result<T, Refusal>
-where
-    T: Send + 'static,
-    F: FnOnce() -> T + Send + 'static,
-{
-    blocking::run("admin", look).await.map_err(Refusal::from)
 }
 
 #[cfg(test)]

@@ -53,7 +53,9 @@ impl Listener {
         match place {
             AdminPlace::Tcp(address) => bind(*address).map(Self::Tcp),
             AdminPlace::Unix(path) => {
-                clear(path)?;
+                if has_stale_socket(path)? {
+                    fs::remove_file(path)?;
+                }
                 let socket = UnixSocket::new_stream()?;
                 socket.bind(path)?;
                 let file = SocketFile {
@@ -140,14 +142,6 @@ impl Socket {
 fn number(path: &Path) -> io::Result<Number> {
     let about = fs::symlink_metadata(path)?;
     Ok((about.dev(), about.ino()))
-}
-
-/// Removes a stale socket at this path.
-fn clear(path: &Path) -> io::Result<()> {
-    match has_stale_socket(path)? {
-        true => fs::remove_file(path),
-        false => Ok(()),
-    }
 }
 
 /// Whether there is a socket without a listener at this path. Fails if the path is taken.

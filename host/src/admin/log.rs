@@ -35,7 +35,6 @@ pub(crate) struct LoggedLine {
     pub(crate) at_ms: u64,
     /// Its name, version and short digest.
     pub(crate) policy: String,
-    /// Its digest.
     pub(crate) digest: String,
     /// `debug`, `info`, `warn` or `error`.
     pub(crate) level: String,

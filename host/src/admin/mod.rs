@@ -2,8 +2,8 @@
 //! TLS for users with a role.
 //!
 //! Connections are limited in number, size and time. All changes of policies go through
-//! [`Gate`](crate::policies::delivery::Gate), like on the other delivery paths. The admin API must never block requests to the store, so slow
-//! work such as compiling runs on a separate thread.
+//! [`Gate`](crate::policies::delivery::Gate), like on the other delivery paths. The admin API must
+//! never block requests to the store, so slow work such as compiling runs on a separate thread.
 
 mod access;
 mod answer;

@@ -16,7 +16,7 @@ use hyper::{StatusCode, Uri};
 use serde_json::{Value as Json, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::answer::{Answer, Refusal, with};
+use super::answer::{Answer, Refusal, Unsent, with};
 use super::query::{bad, key, number, text};
 use crate::past::{self, Given};
 use statehouse_config::{Fuel, limits, part_of_memory};
@@ -72,18 +72,6 @@ fn answer_bytes_max() -> usize {
 struct Turn {
     work: OwnedSemaphorePermit,
     answer: OwnedSemaphorePermit,
-}
-
-/// The bytes of an answer, dropped when they are sent.
-struct Sent {
-    bytes: Vec<u8>,
-    _answer: OwnedSemaphorePermit,
-}
-
-impl AsRef<[u8]> for Sent {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 impl Reader {
@@ -201,29 +189,21 @@ impl Wanted {
     /// Replays the records, with the policies that handled them or with the one in `file`. Ends
     /// early if the answer is not awaited any more.
     pub(super) async fn run(self, file: Option<Vec<u8>>) -> Result<Answer, Refusal> {
-        let Self {
-            from,
-            to,
-            limit,
-            fuel,
-            directory,
-            turn,
-        } = self;
         let awaited = Awaited(Arc::default());
         let mut found = Differences {
             is_given_up: awaited.0.clone(),
             began: Instant::now(),
-            left: limit,
+            left: self.limit,
             bytes_left: answer_bytes_max(),
-            node: directory.node,
+            node: self.directory.node,
             documents: Vec::new(),
         };
-        blocking(turn, move || {
-            let fuel_max = fuel.get();
+        blocking(self.turn, move || {
+            let fuel_max = self.fuel.get();
             let candidate = file.as_deref().map(|file| Candidate { file, fuel_max });
-            let past = Past::open(&directory.path)?;
+            let past = Past::open(&self.directory.path)?;
             let within = |it: Option<Given<Bound>>| it.map(|it| it.within(&past)).transpose();
-            let (from, to) = (within(from)?, within(to)?);
+            let (from, to) = (within(self.from)?, within(self.to)?);
             let replayed = past.replay(from, to, candidate, &mut found);
             if found.is_cancelled() {
                 let seconds = limits::ADMIN_REPLAY_TIMEOUT.as_secs();
@@ -290,21 +270,20 @@ where
     let done = blocking::run("past", move || {
         let done = work();
         drop(turn.work);
-        done.map(|document| Sent {
+        done.map(|document| Unsent {
             bytes: document.to_string().into_bytes(),
-            _answer: turn.answer,
+            _permit: turn.answer,
         })
     });
-    let sent = done.await??;
-    if sent.bytes.len() > limits::ADMIN_ANSWER_BYTES_MAX {
+    let unsent = done.await??;
+    let (bytes, max) = (unsent.bytes.len(), limits::ADMIN_ANSWER_BYTES_MAX);
+    if bytes > max {
         let error = format!(
-            "the answer has {} bytes, more than the limit of {}: read the data directory on the store's machine",
-            sent.bytes.len(),
-            limits::ADMIN_ANSWER_BYTES_MAX
+            "the answer has {bytes} bytes, more than the limit of {max}: read the data directory on the store's machine"
         );
         return Err(Refusal::new(StatusCode::CONFLICT, error));
     }
-    let body = Bytes::from_owner(sent);
+    let body = Bytes::from_owner(unsent);
     Ok(with(StatusCode::OK, "application/json", body))
 }
 

@@ -15,9 +15,7 @@ pub(super) fn check(uri: &Uri, names: &[&str]) -> Result<(), Refusal> {
     let query = uri.query().unwrap_or_default();
     let mut seen = Vec::new();
     for pair in query.split('&').filter(|it| !it.is_empty()) {
-        let (name, value) = pair
-            .split_once('=')
-            .map_or((pair, None), |it| (it.0, Some(it.1)));
+        let name = pair.split_once('=').map_or(pair, |it| it.0);
         if !names.contains(&name) {
             let known = match names {
                 [] => "this request has no parameters".to_owned(),
@@ -25,7 +23,7 @@ pub(super) fn check(uri: &Uri, names: &[&str]) -> Result<(), Refusal> {
             };
             return Err(bad(format!("`{name}` is not a parameter: {known}")));
         }
-        if value.is_none() {
+        if !pair.contains('=') {
             return Err(bad(format!("`{name}` has no value: `{name}=VALUE`")));
         }
         if seen.contains(&name) {

@@ -116,18 +116,16 @@ impl Requests {
             *request.method_mut() = Method::GET;
         }
         if let Err(refusal) = check_form(&request) {
-            discard(request.into_body(), seat.clone());
-            return last(refusal.answer());
+            return end(request, seat, refusal.answer());
         }
         let subject = self.subject.borrow().clone();
         if let Some(answer) = probe(&subject, &request) {
-            discard(request.into_body(), seat.clone());
-            return last(answer);
+            return end(request, seat, answer);
         }
         if self.scope == Scope::Metrics && !is_metrics(&request) {
-            discard(request.into_body(), seat.clone());
             let error = "this address answers GET /metrics, /livez and /readyz only";
-            return last(Refusal::new(StatusCode::NOT_FOUND, error).answer());
+            let refusal = Refusal::new(StatusCode::NOT_FOUND, error);
+            return end(request, seat, refusal.answer());
         }
         let path = request.uri().path();
         if let Some(answer) = page::answer(request.method(), path, request.headers()) {
@@ -135,23 +133,19 @@ impl Requests {
                 Ok(()) => answer,
                 Err(denial) => self.denied(&denial, peer),
             };
-            discard(request.into_body(), seat.clone());
-            return last(answer);
+            return end(request, seat, answer);
         }
         // The connection keeps its place while a password is checked, since that takes time.
         let operator = match self.access.check(request.headers(), peer).await {
             Ok(operator) => Arc::new(operator),
-            Err(denial) => {
-                discard(request.into_body(), seat.clone());
-                return last(self.denied(&denial, peer));
-            }
+            Err(denial) => return end(request, seat, self.denied(&denial, peer)),
         };
         // A user without a role is refused, and must not take the place of an operator.
         if operator.role.is_some() {
             if let Err(text) = seat.take(|| self.holder(&operator, peer)) {
-                discard(request.into_body(), seat.clone());
                 self.report(peer, operator.user(), &text, self.scope == Scope::All);
-                return last(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).answer());
+                let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text);
+                return end(request, seat, refusal.answer());
             }
             seat.arrived();
         }
@@ -169,10 +163,7 @@ impl Requests {
     ) -> Answer {
         let endpoint = match self.check_role(operator, &request, peer) {
             Ok(endpoint) => endpoint,
-            Err(refusal) => {
-                discard(request.into_body(), seat.clone());
-                return last(refusal.answer());
-            }
+            Err(refusal) => return end(request, seat, refusal.answer()),
         };
         let act = (endpoint.role > Role::Read).then(|| Act {
             method: request.method().clone(),
@@ -316,7 +307,7 @@ impl Requests {
             user,
             why,
         };
-        self.audit.refused_operator(&refused, is_proven);
+        self.audit.refused_with_proof(&refused, is_proven);
     }
 }
 
@@ -453,6 +444,12 @@ fn logged_path(uri: &Uri) -> String {
 
 fn is_metrics(request: &Request<Incoming>) -> bool {
     request.method() == Method::GET && request.uri().path() == "/metrics"
+}
+
+/// The answer to a request that goes no further.
+fn end(request: Request<Incoming>, seat: &Arc<Seat>, answer: Answer) -> Answer {
+    discard(request.into_body(), seat.clone());
+    last(answer)
 }
 
 /// Closes the connection after this answer.

@@ -17,23 +17,15 @@ pub(super) struct Endpoint {
     path: &'static str,
     /// The role that its requests need.
     pub(super) role: Role,
-    parameters: Parameters,
-}
-
-/// The parameters of an endpoint.
-#[derive(Clone, Copy, Debug)]
-enum Parameters {
-    Any,
-    Named(&'static [&'static str]),
+    /// Its parameters; none if it ignores all.
+    parameters: Option<&'static [&'static str]>,
 }
 
 impl Endpoint {
     /// Refuses parameters that the endpoint does not have, without a value, or given twice.
     pub(super) fn check_parameters(&self, uri: &Uri) -> Result<(), Refusal> {
-        match self.parameters {
-            Parameters::Any => Ok(()),
-            Parameters::Named(names) => query::check(uri, names),
-        }
+        self.parameters
+            .map_or(Ok(()), |names| query::check(uri, names))
     }
 }
 
@@ -47,9 +39,11 @@ const fn endpoint(
         method,
         path,
         role,
-        parameters: Parameters::Named(parameters),
+        parameters: Some(parameters),
     }
 }
+
+const REPLAY: &[&str] = &["from", "to", "limit", "max_fuel"];
 
 const ENDPOINTS: &[Endpoint] = &[
     endpoint(Method::POST, "/v1/session", Read, &[]),
@@ -94,18 +88,8 @@ const ENDPOINTS: &[Endpoint] = &[
     endpoint(Method::GET, "/v1/changes", Read, &["prefix"]),
     endpoint(Method::GET, "/v1/history", Read, &["key", "limit"]),
     endpoint(Method::GET, "/v1/value", Read, &["key", "as_of"]),
-    endpoint(
-        Method::GET,
-        "/v1/replay",
-        Read,
-        &["from", "to", "limit", "max_fuel"],
-    ),
-    endpoint(
-        Method::POST,
-        "/v1/replay",
-        Ship,
-        &["from", "to", "limit", "max_fuel"],
-    ),
+    endpoint(Method::GET, "/v1/replay", Read, REPLAY),
+    endpoint(Method::POST, "/v1/replay", Ship, REPLAY),
     endpoint(Method::POST, "/v1/cluster/handover", Operate, &["to"]),
     endpoint(Method::POST, "/v1/cluster/upgrade", Operate, &[]),
     // A scraper may have its own parameters.
@@ -113,7 +97,7 @@ const ENDPOINTS: &[Endpoint] = &[
         method: Method::GET,
         path: "/metrics",
         role: Read,
-        parameters: Parameters::Any,
+        parameters: None,
     },
 ];
 
@@ -138,15 +122,11 @@ pub(super) fn find(method: &Method, path: &[&str]) -> Result<&'static Endpoint, 
 }
 
 fn matches(pattern: &str, path: &[&str]) -> bool {
-    let mut path = path.iter();
+    let expected = pattern.split('/').skip(1);
     let fits = |(expected, found): (&str, &&str)| {
         expected == *found || expected.bytes().all(|byte| byte.is_ascii_uppercase())
     };
-    let all_fit = pattern.split('/').skip(1).all(|expected| {
-        let found = path.next();
-        found.is_some_and(|found| fits((expected, found)))
-    });
-    all_fit && path.next().is_none()
+    expected.clone().count() == path.len() && expected.zip(path).all(fits)
 }
 
 #[cfg(test)]
@@ -184,10 +164,7 @@ mod tests {
                 it.method,
                 it.path
             );
-            let names = match it.parameters {
-                Parameters::Any => &[],
-                Parameters::Named(names) => names,
-            };
+            let names = it.parameters.unwrap_or_default();
             let names = names.iter().map(|name| (*name).to_owned()).collect();
             (it.method.to_string(), it.path.to_owned(), names)
         });

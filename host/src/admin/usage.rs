@@ -28,9 +28,7 @@ pub(crate) struct Usage {
 /// A usage and its limit.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Taken {
-    /// The current usage.
     pub(crate) used: u64,
-    /// The limit.
     pub(crate) max: u64,
 }
 

@@ -11,7 +11,7 @@ use toml::Spanned;
 
 use super::principal::Principals;
 use super::template::Template;
-use super::{Key, Kind, Resource, Rule, Topic};
+use super::{Kind, Resource, Rule, Text};
 use crate::{base64, limits};
 use statehouse_files::watch::FileError;
 
@@ -199,9 +199,12 @@ impl Lines {
         &self,
         texts: &[Spanned<String>],
         parse: impl Fn(&str) -> Result<Template, RuleError>,
-    ) -> Result<Vec<(usize, Template)>, RulesError> {
+    ) -> Result<Vec<Text>, RulesError> {
         let each = texts.iter().map(|text| match parse(text.get_ref()) {
-            Ok(template) => Ok((self.at(text.span().start), template)),
+            Ok(template) => Ok(Text {
+                line: self.at(text.span().start),
+                template,
+            }),
             Err(error) => Err(self.refuse(text, error)),
         });
         each.collect()
@@ -263,9 +266,6 @@ fn principals(text: &PrincipalsText) -> Result<Principals, RuleError> {
 fn broker(text: &Spanned<BrokerText>, lines: &Lines) -> Result<Resource, RulesError> {
     let it = text.get_ref();
     let topics = lines.each(&it.topics, Template::parse_topic)?;
-    let topics: Vec<Topic> = (topics.into_iter())
-        .map(|(line, template)| Topic { line, template })
-        .collect();
     let kind = match (it.method, topics.is_empty()) {
         (BrokerMethod::Connect, true) => Kind::Connect,
         (BrokerMethod::Connect, false) => return Err(lines.refuse(text, RuleError::ConnectTopics)),
@@ -280,7 +280,7 @@ fn broker(text: &Spanned<BrokerText>, lines: &Lines) -> Result<Resource, RulesEr
     };
     Ok(Resource {
         kind,
-        clients: clients.map(|all| all.into_iter().map(|(_, template)| template).collect()),
+        clients: clients.map(|all| all.into_iter().map(|it| it.template).collect()),
     })
 }
 
@@ -299,17 +299,12 @@ fn store(text: &Spanned<StoreText>, lines: &Lines) -> Result<Resource, RulesErro
             Ok(Template::literal(key, bytes))
         }
     })?;
-    let is_pattern = matches!(it.key_type, KeyType::Pattern);
-    let keys = keys.into_iter().map(|(line, template)| Key {
-        line,
-        is_pattern,
-        template,
-    });
     Ok(Resource {
         kind: Kind::Keys {
             read: matches!(it.method, StoreMethod::Read | StoreMethod::ReadWrite),
             write: matches!(it.method, StoreMethod::Write | StoreMethod::ReadWrite),
-            keys: keys.collect(),
+            are_patterns: matches!(it.key_type, KeyType::Pattern),
+            keys,
         },
         clients: None,
     })

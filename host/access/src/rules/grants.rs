@@ -10,7 +10,7 @@ use statehouse_protocol::rights::{ClientRights, Right, SharedAnswers};
 use super::principal::Principal;
 use super::seal::Seal;
 use super::topics::TopicSet;
-use super::{Kind, Resource};
+use super::{Kind, Resource, Text};
 use crate::own_topics;
 
 /// The rights of one client.
@@ -61,19 +61,22 @@ impl Index {
                     let filters = meant.filter_map(|it| it.template.filter(principal));
                     filters.for_each(|filter| set.insert(filter));
                 }
-                Kind::Keys { read, write, keys } => {
-                    for key in keys
-                        .iter()
-                        .filter(|it| it.template.is_static() == principal.is_none())
-                    {
-                        let named = match key.is_pattern {
-                            true => key.template.pattern(principal),
-                            false => key.template.exact(principal),
+                Kind::Keys {
+                    read,
+                    write,
+                    are_patterns,
+                    keys,
+                } => {
+                    for Text { template, .. } in keys {
+                        if template.is_static() != principal.is_none() {
+                            continue;
+                        }
+                        let Some(named) = template.bytes(*are_patterns, principal) else {
+                            continue;
                         };
-                        let Some(named) = named else { continue };
                         let sets = [(*read, &mut reads), (*write, &mut writes)];
                         for (_, set) in sets.into_iter().filter(|(is_meant, _)| *is_meant) {
-                            match key.is_pattern {
+                            match are_patterns {
                                 true => set.pattern(&named),
                                 false => set.key(&named),
                             }

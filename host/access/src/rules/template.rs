@@ -172,8 +172,19 @@ impl Template {
         })
     }
 
-    /// The bytes with the values of a client.
-    pub(crate) fn exact(&self, principal: Option<&Principal<'_>>) -> Option<Vec<u8>> {
+    /// The key or the pattern with the values of a client.
+    pub(crate) fn bytes(
+        &self,
+        is_pattern: bool,
+        principal: Option<&Principal<'_>>,
+    ) -> Option<Vec<u8>> {
+        match is_pattern {
+            true => self.pattern(principal),
+            false => self.exact(principal),
+        }
+    }
+
+    fn exact(&self, principal: Option<&Principal<'_>>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         for part in &self.parts {
             bytes.extend_from_slice(part.value(principal)?);

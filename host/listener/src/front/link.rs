@@ -185,7 +185,7 @@ pub(super) async fn keep(front: &Front) {
                         tracing::warn!("no link to the leader {name} at {address}: {error}");
                     }
                     is_reported = true;
-                    (front.suspect)();
+                    (front.options.suspect)();
                     sleep(limits::CLUSTER_LINK_RETRY).await;
                 }
             } => {}
@@ -268,8 +268,8 @@ async fn listen(mut reader: impl AsyncRead + Unpin, front: &Front) -> LinkError 
         loop {
             match next_beat(rest) {
                 Ok(Some((times, after))) => {
-                    front.links.begin_silence();
-                    times.map(&*front.compare);
+                    front.options.links.begin_silence();
+                    times.map(&*front.options.compare);
                     rest = after;
                 }
                 Ok(None) => break,
@@ -286,10 +286,10 @@ async fn listen(mut reader: impl AsyncRead + Unpin, front: &Front) -> LinkError 
 pub(super) async fn end_lost(front: &Front) {
     let mut is_lost = false;
     loop {
-        let left = front.hold.saturating_sub(front.links.silence());
+        let left = front.hold.saturating_sub(front.options.links.silence());
         // After a pause of this process, the beats of that time are read before the second look.
         sleep(left.max(limits::CLUSTER_LINK_BEAT)).await;
-        let is_silent = left.is_zero() && front.links.silence() >= front.hold;
+        let is_silent = left.is_zero() && front.options.links.silence() >= front.hold;
         if !mem::replace(&mut is_lost, is_silent) && is_silent {
             front.lost.notify_waiters();
         }
@@ -309,7 +309,7 @@ pub(super) async fn serve(front: &Front, host: &HostName, two_way: bool, mut soc
 /// Sends beats until the follower closes the link or takes none. The link counts while the follower
 /// sends bytes too.
 async fn send_beats(front: &Front, host: &HostName, two_way: bool, socket: &mut TcpStream) {
-    let mut counted = Some(front.links.add(host));
+    let mut counted = Some(front.options.links.add(host));
     let (mut reader, mut writer) = socket.split();
     let (mut beat, mut ticks, mut ticked_at) = (beats(), [0; 64], Instant::now());
     loop {
@@ -325,12 +325,12 @@ async fn send_beats(front: &Front, host: &HostName, two_way: bool, socket: &mut 
                     counted = None;
                     continue;
                 }
-                counted.get_or_insert_with(|| front.links.add(host));
-                if !(front.reaches_log)() {
+                counted.get_or_insert_with(|| front.options.links.add(host));
+                if !(front.options.reaches_log)() {
                     continue;
                 }
                 // The socket has room, unless the follower reads nothing.
-                let times = (front.times)().map(Times::encode);
+                let times = (front.options.times)().map(Times::encode);
                 let bytes = times.as_ref().map_or(&[BARE][..], |it| it);
                 let written = timeout(limits::CLUSTER_LINK_SILENCE, writer.write_all(bytes)).await;
                 if !matches!(written, Ok(Ok(()))) {

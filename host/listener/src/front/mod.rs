@@ -77,14 +77,8 @@ pub struct Front {
     /// What this host does at present. If its sender is dropped, the front ends.
     role: watch::Receiver<Role>,
     key: Key,
-    host: HostName,
     audit: Arc<Audit>,
-    suspect: Arc<dyn Fn() + Send + Sync>,
-    reaches_log: Arc<dyn Fn() -> bool + Send + Sync>,
-    times: Arc<dyn Fn() -> Option<Times> + Send + Sync>,
-    compare: Arc<dyn Fn(Times) + Send + Sync>,
-    links: Arc<Links>,
-    connections_max: Arc<dyn Fn() -> usize + Send + Sync>,
+    options: FrontOptions,
     /// One of [`STREAMS`] permits per stream that is passed on or waits.
     streams: Semaphore,
     /// One permit per connection to the leader that has no answer yet.
@@ -120,27 +114,11 @@ impl Front {
     }
 
     fn new(role: watch::Receiver<Role>, audit: Arc<Audit>, options: FrontOptions) -> Self {
-        let FrontOptions {
-            host,
-            secret,
-            connections_max,
-            suspect,
-            reaches_log,
-            times,
-            compare,
-            links,
-        } = options;
         Self {
             role,
-            key: Key::new(&secret),
-            host,
+            key: Key::new(&options.secret),
             audit,
-            suspect,
-            reaches_log,
-            times,
-            compare,
-            links,
-            connections_max,
+            options,
             streams: Semaphore::new(STREAMS),
             connecting: Semaphore::new(limits::CLUSTER_CONNECTING_MAX),
             handshakes_max: handshakes_max(),

@@ -104,9 +104,8 @@ impl Front {
             return acceptor.serve(broker, socket, peer).await;
         }
         match Box::pin(self.pass(scheme, socket, peer)).await {
-            Ok(None) => {}
+            Ok(None) | Err(PassError::Ended) => {}
             Ok(Some((broker, socket))) => self.serve_in_turn(acceptor, broker, socket, peer).await,
-            Err(PassError::Ended) => {}
             Err(error) => self
                 .audit
                 .refused(&Refused::of_peer("cluster", peer, &error)),
@@ -149,7 +148,7 @@ impl Front {
         peer: SocketAddr,
     ) -> Result<Option<(Broker, TcpStream)>, PassError> {
         let _permit = self.streams.try_acquire().map_err(|_| PassError::Full)?;
-        if STREAMS - self.streams.available_permits() > (self.connections_max)() {
+        if STREAMS - self.streams.available_permits() > (self.options.connections_max)() {
             return Err(PassError::Full);
         }
         let placed = timeout(self.hold, self.place(&socket, scheme, peer)).await;
@@ -244,7 +243,7 @@ impl Front {
             Err(error) if error.is_temporary() => {
                 // Of all streams that fail at once, one reports it.
                 if self.mark_unready(leader) && error.is_suspicious() {
-                    (self.suspect)();
+                    (self.options.suspect)();
                 }
                 Ok(None)
             }
@@ -362,7 +361,7 @@ impl Front {
         purpose: Purpose,
     ) -> Result<TcpStream, ConnectError> {
         let request = Request {
-            host: self.host.clone(),
+            host: self.options.host.clone(),
             purpose,
         };
         let scheme = match purpose {

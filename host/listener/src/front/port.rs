@@ -128,14 +128,11 @@ impl Port {
                     link::serve(&self.front, &host, two_way, socket).await;
                     drop(permit);
                 }
-                Ok(Some(Accepted::Stream(served))) => {
-                    let Served {
-                        broker,
-                        acceptor,
-                        client,
-                    } = served;
+                Ok(Some(Accepted::Stream(it))) => {
                     let front = &self.front;
-                    front.serve_in_turn(acceptor, broker, socket, client).await;
+                    front
+                        .serve_in_turn(it.acceptor, it.broker, socket, it.client)
+                        .await;
                 }
                 Ok(Some(Accepted::Streams(host, permit))) => {
                     self.serve_streams(socket, peer, &host).await;
@@ -193,15 +190,12 @@ impl Port {
     async fn serve_streams(&self, socket: TcpStream, peer: SocketAddr, host: &HostName) {
         let (reader, writer) = socket.into_split();
         let decide = |scheme, client| match self.decide_client(host, scheme, client) {
-            Ok(Some(served)) => Ok(move |stream| {
-                let Served {
-                    broker,
-                    acceptor,
-                    client,
-                } = served;
+            Ok(Some(it)) => Ok(move |stream| {
                 let front = self.front.clone();
                 tokio::spawn(async move {
-                    front.serve_in_turn(acceptor, broker, stream, client).await;
+                    front
+                        .serve_in_turn(it.acceptor, it.broker, stream, it.client)
+                        .await;
                 });
             }),
             Ok(None) => Err(Answer::NotLeading),
@@ -258,24 +252,13 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::front::preface::{Key, Request, send};
-    use crate::front::{FrontOptions, Role};
-    use statehouse_access::audit::Audit;
+    use crate::front::Role;
+    use crate::front::tests::{knock, options};
 
     #[tokio::test]
     async fn peers_that_stall_are_evicted_for_a_host_that_does_not() {
         let (_role, role) = watch::channel(Role::Waiting);
-        let options = FrontOptions {
-            host: "gw1".parse().unwrap(),
-            secret: [7; 32],
-            connections_max: Arc::new(|| 10),
-            suspect: Arc::new(|| {}),
-            reaches_log: Arc::new(|| true),
-            times: Arc::new(|| None),
-            compare: Arc::new(|_| {}),
-            links: Arc::default(),
-        };
-        let front = Arc::new(Front::new(role, Arc::<Audit>::default(), options));
+        let front = Arc::new(Front::new(role, Arc::default(), options("gw1")));
         let port = Port {
             handshakes: Arc::new(Handshakes::new(4)),
             ..Port::new(front, Vec::new())
@@ -293,13 +276,8 @@ mod tests {
             socket.read_exact(&mut [0; 21]).await.unwrap();
             stalled.push(socket);
         }
-        let mut socket = TcpStream::connect(address).await.unwrap();
-        let request = Request {
-            host: "gw2".parse().unwrap(),
-            purpose: Purpose::Link,
-        };
-        let answer = send(&mut socket, &Key::new(&[7; 32]), &request).await;
-        assert_eq!(answer.unwrap(), Answer::NotLeading);
+        let (_socket, answer) = knock(address, Purpose::Link).await;
+        assert_eq!(answer, Answer::NotLeading);
         // The first one was evicted. The others may still continue.
         let [first, second, ..] = &mut stalled[..] else {
             panic!("four are stalled");

@@ -15,11 +15,13 @@ use std::time::Duration;
 use statehouse_mqtt::{
     Access, Attempt, Broker, Deciding, Identity, NoService, Options, Origin, Verdict,
 };
-use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::preface::{Answer, Key, Purpose, Request, send};
 use super::{Front, FrontOptions, Role};
 use crate::Listeners;
 use statehouse_access::audit::Audit;
@@ -66,6 +68,20 @@ pub(super) fn broker() -> (Broker, Arc<Clients>) {
     (Broker::new(options, Arc::new(NoService)), clients)
 }
 
+/// The options of a host that always reaches the log.
+pub(super) fn options(host: &str) -> FrontOptions {
+    FrontOptions {
+        host: host.parse().unwrap(),
+        secret: SECRET,
+        connections_max: Arc::new(|| 1000),
+        suspect: Arc::new(|| {}),
+        reaches_log: Arc::new(|| true),
+        times: Arc::new(|| None),
+        compare: Arc::new(|_| {}),
+        links: Arc::default(),
+    }
+}
+
 /// A host of the cluster.
 pub(super) struct Host {
     pub(super) name: &'static str,
@@ -104,16 +120,10 @@ impl Host {
         let audit = Arc::<Audit>::default();
         let count = suspicions.clone();
         let options = FrontOptions {
-            host: name.parse().unwrap(),
-            secret: SECRET,
-            connections_max: Arc::new(|| 1000),
             suspect: Arc::new(move || {
                 count.fetch_add(1, Ordering::SeqCst);
             }),
-            reaches_log: Arc::new(|| true),
-            times: Arc::new(|| None),
-            compare: Arc::new(|_| {}),
-            links: Arc::default(),
+            ..options(name)
         };
         let mut front = Front::new(following, audit.clone(), options);
         adjust(&mut front);
@@ -186,6 +196,45 @@ pub(super) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "{what}");
         sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Connects to a cluster port as another host does, and returns the answer.
+pub(super) async fn knock(port: SocketAddr, purpose: Purpose) -> (TcpStream, Answer) {
+    let mut socket = TcpStream::connect(port).await.unwrap();
+    let request = Request {
+        host: "gw9".parse().unwrap(),
+        purpose,
+    };
+    let answer = send(&mut socket, &Key::new(&SECRET), &request).await;
+    (socket, answer.unwrap())
+}
+
+/// A network in front of a cluster port: its address, and the task that ends it. `forward` passes on
+/// what the other hosts send.
+pub(super) async fn network<F>(
+    port: SocketAddr,
+    forward: impl Fn(OwnedReadHalf, OwnedWriteHalf) -> F + Clone + Send + 'static,
+) -> (SocketAddr, JoinHandle<()>)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let accepting = tokio::spawn(async move {
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            let forward = forward.clone();
+            tokio::spawn(async move {
+                let next = TcpStream::connect(port).await.unwrap();
+                let (from_host, mut to_host) = socket.into_split();
+                let (mut from_leader, to_leader) = next.into_split();
+                let forth = forward(from_host, to_leader);
+                let back = tokio::io::copy(&mut from_leader, &mut to_host);
+                _ = tokio::join!(back, forth);
+            });
+        }
+    });
+    (address, accepting)
 }
 
 /// An address at which no program listens.

@@ -84,18 +84,13 @@ pub(super) fn embedded(page: &mut Page, broker: &Stats) {
 pub(super) fn refusals(page: &mut Page, refusals: &[RefusalCount]) {
     let help = "Refusals by the broker, by the attempted action and the MQTT 5 reason code";
     let family = page.counter("mqtt_refused", help);
-    for RefusalCount {
-        what,
-        reason,
-        count,
-    } in refusals
-    {
+    for it in refusals {
         let labels = [
-            ("what", what.name().to_owned()),
-            ("code", format!("{:#04x}", reason.0)),
-            ("reason", reason.name().to_owned()),
+            ("what", it.what.name().to_owned()),
+            ("code", format!("{:#04x}", it.reason.0)),
+            ("reason", it.reason.name().to_owned()),
         ];
-        family.sample(labels, *count);
+        family.sample(labels, it.count);
     }
 }
 

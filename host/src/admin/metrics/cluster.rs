@@ -58,10 +58,8 @@ pub(super) fn figures(page: &mut Page, it: &ClusterFigures) {
         page.seconds("cluster_lease_seconds", help, leader.lease);
     }
     let help = "Leaderships that this process took over, by how the one before ended";
-    let takeovers = page.counter("cluster_takeovers", help);
-    for (after, count) in it.takeovers {
-        takeovers.sample([("after", after.to_owned())], count);
-    }
+    page.counter("cluster_takeovers", help)
+        .each("after", it.takeovers);
     let help = "Time from the append of records to their commit, while this process led";
     page.histogram("cluster_append_seconds", help)
         .times(Vec::new(), it.appends.clone());

@@ -19,10 +19,7 @@ pub(super) fn log(page: &mut Page, it: LogFigures) {
         ),
     ]);
     let help = "Disk space of the data directory, by what takes it";
-    let family = page.gauge("disk_used_bytes", help);
-    for (part, bytes) in parts(&it) {
-        family.sample([("part", part.to_owned())], bytes);
-    }
+    page.gauge("disk_used_bytes", help).each("part", parts(&it));
     let help = "Time of a flush of the log to the disk";
     page.histogram("flush_seconds", help)
         .times(Vec::new(), it.times.flushes);

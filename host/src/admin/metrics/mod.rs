@@ -101,4 +101,4 @@ pub(super) fn answer(page: Page, headers: &HeaderMap) -> Answer {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

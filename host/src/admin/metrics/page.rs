@@ -131,6 +131,17 @@ impl Family {
         self.samples.push((labels.into(), Value::Whole(value)));
     }
 
+    /// Adds a sample for each value of a label.
+    pub(super) fn each<N: Into<String>>(
+        &mut self,
+        label: &'static str,
+        samples: impl IntoIterator<Item = (N, u64)>,
+    ) {
+        for (name, value) in samples {
+            self.sample([(label, name.into())], value);
+        }
+    }
+
     /// Adds a sample in seconds.
     pub(super) fn time(&mut self, labels: impl Into<Labels>, value: Duration) {
         let value = Value::Real(value.as_secs_f64());

@@ -11,10 +11,7 @@ use statehouse_server::shadow::ShadowReport;
 pub(super) fn policies(page: &mut Page, policies: &[PolicyView]) {
     let role = page.gauge("policy_role", "1 for each role of a policy");
     each(role, policies, |policy| {
-        let roles = policy.roles.iter();
-        roles
-            .map(|role| (Some(("role", role.name().to_owned())), 1))
-            .collect()
+        named("role", policy.roles.iter().map(|role| (role.name(), 1)))
     });
     let requests = page.counter("policy_requests", "Requests handled by a policy");
     each(requests, policies, |policy| {
@@ -28,17 +25,18 @@ pub(super) fn policies(page: &mut Page, policies: &[PolicyView]) {
         for it in &policy.commands {
             *commands.entry(&it.name).or_default() += it.requests;
         }
-        let commands = commands.into_iter();
-        commands
-            .map(|(name, requests)| (Some(("command", name.clone())), requests))
-            .collect()
+        named("command", commands)
     });
     let help = "Errors that a policy answered with, by their texts; `other` beyond a limit";
     let errors = page.counter("policy_errors", help);
-    each(errors, policies, |policy| named("error", &policy.errors));
+    each(errors, policies, |policy| {
+        named("error", policy.errors.clone())
+    });
     let help = "Counters that a policy increases, by their names; `other` beyond a limit";
     let counts = page.counter("policy_count", help);
-    each(counts, policies, |policy| named("name", &policy.counters));
+    each(counts, policies, |policy| {
+        named("name", policy.counters.clone())
+    });
     let failures = page.counter(
         "policy_call_failures",
         "Failed policy calls, by kind of failure",
@@ -51,10 +49,7 @@ pub(super) fn policies(page: &mut Page, policies: &[PolicyView]) {
             ("trap", it.trap),
             ("malformed", it.malformed),
         ];
-        let kinds = kinds.into_iter();
-        kinds
-            .map(|(kind, count)| (Some(("kind", kind.to_owned())), count))
-            .collect()
+        named("kind", kinds)
     });
     let mean = page.gauge("policy_fuel_mean", "Mean fuel of a request");
     each(mean, policies, |policy| vec![(None, policy.done.fuel_mean)]);
@@ -66,13 +61,13 @@ pub(super) fn policies(page: &mut Page, policies: &[PolicyView]) {
 }
 
 /// The values of a policy with a label, each a name and a count.
-fn named(
+fn named<N: Into<String>>(
     label: &'static str,
-    counts: &BTreeMap<String, u64>,
+    counts: impl IntoIterator<Item = (N, u64)>,
 ) -> Vec<(Option<(&'static str, String)>, u64)> {
-    let counts = counts.iter();
+    let counts = counts.into_iter();
     counts
-        .map(|(name, count)| (Some((label, name.clone())), *count))
+        .map(|(name, count)| (Some((label, name.into())), count))
         .collect()
 }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::page::Page;
 use crate::build;
 
-/// The unit of times in `/proc`: user space always sees a hundredth of a second (proc(5)).
-const TICK: Duration = Duration::from_millis(10);
+/// The unit of times in `/proc`, in milliseconds: user space always sees a hundredth of a second
+/// (proc(5)).
+const TICK_MS: u64 = 10;
 
 /// The build, and what the system reports of the process.
 pub(super) fn process(page: &mut Page) {
@@ -78,7 +79,7 @@ impl Times {
 fn ticks(own: &str, field: usize) -> Option<Duration> {
     let mut fields = own.rsplit_once(')')?.1.split_whitespace();
     let ticks: u64 = fields.nth(field)?.parse().ok()?;
-    TICK.checked_mul(u32::try_from(ticks).ok()?)
+    ticks.checked_mul(TICK_MS).map(Duration::from_millis)
 }
 
 fn cpu_of(own: &str) -> Option<Duration> {
@@ -132,5 +133,13 @@ mod tests {
         assert_eq!(times.cpu, Duration::from_secs(3));
         assert_eq!(times.start, Duration::from_millis(1_700_000_123_450));
         assert!(Times::of("7 (a) S 1", "btime 1\n").is_none());
+    }
+
+    /// Regression: a start more than 497 days after the boot did not fit into 32 bits of ticks.
+    #[test]
+    fn start_is_known_years_after_the_boot() {
+        let own = "7 (a) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 4 0 5000000000 1000 200";
+        let times = Times::of(own, "btime 1700000000\n").unwrap();
+        assert_eq!(times.start, Duration::from_secs(1_750_000_000));
     }
 }

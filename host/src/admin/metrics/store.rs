@@ -51,10 +51,8 @@ pub(super) fn state(page: &mut Page, stats: &Stats) {
         ),
     ]);
     let help = "Messages on a request topic that no policy handled, by cause";
-    let refused = page.counter("refused", help);
-    for (cause, count) in stats.refused.causes() {
-        refused.sample([("cause", cause.to_owned())], count);
-    }
+    page.counter("refused", help)
+        .each("cause", stats.refused.causes());
     let behind = Duration::from_millis(stats.clock_behind_ms);
     let help = "How far the system clock is behind the store's time";
     page.seconds("clock_behind_seconds", help, behind);
@@ -79,10 +77,12 @@ pub(super) fn times(page: &mut Page, times: Times) {
 /// Spans for the collector.
 pub(super) fn traces(page: &mut Page, counts: Counts) {
     let help = "Spans of traced requests, by what became of them";
-    let spans = page.counter("trace_spans", help);
-    spans.sample([("result", "sent".to_owned())], counts.sent);
-    spans.sample([("result", "dropped".to_owned())], counts.dropped);
-    spans.sample([("result", "refused".to_owned())], counts.refused);
+    let results = [
+        ("sent", counts.sent),
+        ("dropped", counts.dropped),
+        ("refused", counts.refused),
+    ];
+    page.counter("trace_spans", help).each("result", results);
 }
 
 /// Memory by its owner, and the queues. Without an embedded broker the clients have none.
@@ -93,15 +93,11 @@ pub(super) fn memory(
     log: u64,
 ) {
     let help = "Memory by owner, as the limits account it";
-    let family = page.gauge("memory_bytes", help);
-    for (owner, bytes) in owners(stats, broker) {
-        family.sample([("owner", owner.to_owned())], bytes);
-    }
+    page.gauge("memory_bytes", help)
+        .each("owner", owners(stats, broker));
     let help = "Size of what waits: for the log, for clients, for the disk, for re-execution";
-    let family = page.gauge("queue_bytes", help);
-    for (queue, bytes) in queues(stats, broker, log) {
-        family.sample([("queue", queue.to_owned())], bytes);
-    }
+    page.gauge("queue_bytes", help)
+        .each("queue", queues(stats, broker, log));
 }
 
 /// Bytes of memory by owner.
@@ -172,32 +168,23 @@ pub(super) fn duplicates(page: &mut Page, stats: &Stats) {
 
 /// Limits in force.
 pub(super) fn limits(page: &mut Page, limits: &[(&str, u64)]) {
-    let family = page.gauge("limit", "Limits in force, by their settings");
-    for (setting, value) in limits {
-        family.sample([("setting", (*setting).to_owned())], *value);
-    }
+    page.gauge("limit", "Limits in force, by their settings")
+        .each("setting", limits.iter().copied());
 }
 
 /// Refusals of access and by limits.
 pub(super) fn refusals(page: &mut Page, refused: &[(&str, u64)]) {
     let help = "Refusals, by the attempted action or the limit that was reached";
-    let family = page.counter("access_refused", help);
-    for (what, count) in refused {
-        family.sample([("what", (*what).to_owned())], *count);
-    }
+    page.counter("access_refused", help)
+        .each("what", refused.iter().copied());
 }
 
 /// Reloaded files.
 pub(super) fn reloads(page: &mut Page, reloads: impl Iterator<Item = Count>) {
     let family = page.counter("reloads", "Reloads of changed files, by result");
-    for Count {
-        what,
-        taken,
-        refused,
-    } in reloads
-    {
-        for (result, count) in [("taken", taken), ("refused", refused)] {
-            let labels = [("what", what.to_owned()), ("result", result.to_owned())];
+    for it in reloads {
+        for (result, count) in [("taken", it.taken), ("refused", it.refused)] {
+            let labels = [("what", it.what.to_owned()), ("result", result.to_owned())];
             family.sample(labels, count);
         }
     }

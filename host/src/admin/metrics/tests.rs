@@ -16,7 +16,8 @@ fn histogram() -> Histogram {
     Histogram::new(&BOUNDS)
 }
 
-fn figures(leader: Option<LeaderFigures>) -> ClusterFigures {
+/// The figures of a host of a cluster.
+pub(in crate::admin) fn figures(leader: Option<LeaderFigures>) -> ClusterFigures {
     ClusterFigures {
         epoch: 1,
         position: 2,

@@ -30,19 +30,14 @@ pub(crate) struct Overview {
     pub(crate) rates: Option<Rates>,
     /// How long requests and notifications took lately.
     pub(crate) latency_us: Option<Latencies>,
-    /// What the store holds.
     pub(crate) store_size: Option<StoreSize>,
-    /// The memory of the process.
     pub(crate) memory: MemoryUse,
     /// The data directory; null if the store is in memory or the log is that of a cluster.
     pub(crate) disk: Option<DiskUse>,
-    /// The clients of the embedded broker.
     pub(crate) clients: Option<ClientCounts>,
-    /// The connection to a foreign broker.
     pub(crate) foreign_broker: Option<ForeignBroker>,
     /// Bytes that wait, by what they wait for.
     pub(crate) queues: BTreeMap<String, u64>,
-    /// The process.
     pub(crate) process: ProcessUse,
     /// The policies that have a role.
     pub(crate) policies: Vec<PolicyRate>,
@@ -86,7 +81,6 @@ pub(crate) struct Latencies {
     pub(crate) window_s: f64,
     /// From the turn of a connection until the response left.
     pub(crate) request: Latency,
-    /// The parts of it.
     pub(crate) stages: Stages,
     /// From a change until its notification left.
     pub(crate) notification: Latency,
@@ -97,7 +91,6 @@ pub(crate) struct Latencies {
 pub(crate) struct Stages {
     /// Until the policy was called.
     pub(crate) queue: Latency,
-    /// The policy.
     pub(crate) policy: Latency,
     /// Until the log position of the response was durable.
     pub(crate) flush: Latency,
@@ -122,11 +115,9 @@ pub(crate) struct Latency {
 /// What the store holds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StoreSize {
-    /// Keys.
     pub(crate) keys: u64,
     /// Accounted bytes of keys and values.
     pub(crate) bytes: u64,
-    /// Watches.
     pub(crate) watches: u64,
     /// Remembered requests.
     pub(crate) dedup_entries: u64,
@@ -200,11 +191,8 @@ pub(crate) struct ProcessUse {
 /// A policy with a role.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyRate {
-    /// Its name.
     pub(crate) name: String,
-    /// Its version.
     pub(crate) version: String,
-    /// Its digest.
     pub(crate) digest: String,
     /// `active`, `previous`, `shadow`, `canary` or `routed`.
     pub(crate) roles: Vec<String>,

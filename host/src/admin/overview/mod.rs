@@ -178,28 +178,13 @@ mod tests {
 
     use http_body_util::BodyExt;
     use serde_json::Value as Json;
-    use statehouse_protocol::Histogram;
 
     use super::*;
-    use crate::admin::{ClusterFigures, ClusterPlace, Reader};
-
-    static BOUNDS: [Duration; 1] = [Duration::from_secs(1)];
+    use crate::admin::metrics::tests::figures;
+    use crate::admin::{ClusterPlace, Reader};
 
     /// A host that follows `gw2`.
     fn follower() -> Subject {
-        let figures = || ClusterFigures {
-            epoch: 3,
-            position: 40,
-            history: 0,
-            lag: 2,
-            reaches_log: true,
-            takeovers: [("handover", 0), ("restart", 0), ("silence", 0)],
-            appends: Histogram::new(&BOUNDS),
-            log_records: 1,
-            log_bytes: 100,
-            snapshot_age: None,
-            leader: None,
-        };
         Subject::Follower {
             impediment: Arc::new(|| None),
             leader: "ask gw2".into(),
@@ -209,7 +194,7 @@ mod tests {
                 leader: Some("gw2".to_owned()),
                 followers: Vec::new(),
             },
-            figures: Arc::new(figures),
+            figures: Arc::new(|| figures(None)),
             past: Arc::new(Reader::new(None)),
             reloads: Arc::default(),
         }

@@ -26,7 +26,7 @@ export const onEnd = (handler) => (ended = handler);
 
 export const hasSession = () => sessionStorage.getItem(SECRET) !== null;
 
-export const forget = () => sessionStorage.removeItem(SECRET);
+const forget = () => sessionStorage.removeItem(SECRET);
 
 /** Logs in with `Bearer TOKEN` or `Basic ...`. */
 export async function logIn(authorization) {
@@ -51,8 +51,8 @@ const ANSWER_MS = 40000;
 const PAST_MS = 300000;
 
 /** Sends a request. Answers with its JSON, or text; throws Refused or Lost. */
-export async function ask(method, path, { body, signal, headers } = {}) {
-  const answer = await authorized(method, path, { body, signal, headers });
+export async function ask(method, path, { body, signal } = {}) {
+  const answer = await authorized(method, path, { body, signal });
   const text = await read(answer.text());
   try {
     return text === "" ? null : JSON.parse(text);
@@ -111,14 +111,14 @@ async function read(promise) {
 }
 
 /** Waits before the next attempt: longer each time, and never all pages at once. */
-export const backOff = (failures) => Math.min(15000, 500 * 2 ** failures) * (0.75 + Math.random() / 2);
+const backOff = (failures) => Math.min(15000, 500 * 2 ** failures) * (0.75 + Math.random() / 2);
 
 /**
  * Repeats `work(signal)` until it is stopped: at once after a success, later after a failure. It
  * rests while the tab is hidden. `onstate(error, wait)` gets null when the work succeeds.
  * `alive()`, which the work gets too, tells that the connection works before the work ends.
  */
-export function repeat(work, onstate = () => {}) {
+export function repeat(work, onstate) {
   let abort = null, timer = null, failures = 0, stopped = false;
 
   async function run() {

@@ -49,6 +49,8 @@ function cut(value, max, isCut) {
  */
 export const plain = (value, max = 200, isCut = false) => cut(value, max, isCut).replaceAll("\\", "\\\\").replace(UNSEEN, escaped);
 
+export const nameOf = (policy) => `${plain(policy.name, 60)}@${plain(policy.version, 30)}`;
+
 /** A message as one visible line. Keeps backslashes, because it may quote names that are escaped. */
 export const oneLine = (value, max = 200) => cut(value, max, false).replace(UNSEEN, escaped);
 

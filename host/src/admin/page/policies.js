@@ -2,14 +2,14 @@
 
 import { ask, get, json, repeat } from "./api.js";
 import { button, confirm, field, problem } from "./act.js";
-import { bytes, el, encoded, moment, number, oneLine, panel, plain, shown, span, table, text } from "./dom.js";
+import { bytes, el, encoded, moment, nameOf, number, oneLine, panel, plain, shown, span, table, text } from "./dom.js";
 import { comparison } from "./shadow.js";
 import { logPanel } from "./log.js";
 
 const ROLE_NAMES = { active: "good", canary: "copper", shadow: "blue", routed: "good", previous: "" };
 
 export function open(main, page) {
-  const trouble = problem(), roles = el("div.roles"), card = el("div"), shadow = comparison(page, act), logs = logPanel();
+  const trouble = problem(), roles = el("div.roles"), card = el("div"), shadow = comparison(), logs = logPanel();
   let listing = null, chosen = null, facts = null, drawn = "";
   const list = table({
     caption: "Loaded policies", empty: "No policy is loaded.", limit: 64,
@@ -223,7 +223,6 @@ export function open(main, page) {
 }
 
 const hexOf = (digest) => digest.replace(/^blake3:/, "");
-export const nameOf = (it) => `${plain(it.name, 60)}@${plain(it.version, 30)}`;
 const failures = (it) => Object.values(it.failures ?? {}).reduce((sum, one) => sum + one, 0);
 const badges = (it) => el("span", {}, it.roles.map((one) => el(`span.badge.${ROLE_NAMES[one] || "plain"}`, {}, one)), it.built_in && el("span.badge.plain", {}, "built in"));
 

@@ -1,6 +1,6 @@
 // The comparison of a candidate with the active policy: sums, commands, and examples side by side.
 
-import { el, lines, moment, number, oneLine, panel, plain, text } from "./dom.js";
+import { el, lines, moment, nameOf, number, oneLine, panel, plain, text } from "./dom.js";
 import { parts } from "./draw.js";
 
 const EXAMPLES_MAX = 40;
@@ -27,7 +27,7 @@ export function comparison() {
       text(about, "");
       return body.replaceChildren(el("p.note.dim", {}, "No comparison runs. Choose a loaded policy and “Compare …”: it re-executes copies of live requests, and this shows where it differs."));
     }
-    text(about, `${title(report.policy)} against ${title(report.against)}`);
+    text(about, `${nameOf(report.policy)} against ${nameOf(report.against)}`);
     const open = new Set([...body.querySelectorAll("details[open]")].map((it) => it.dataset.id));
     const entries = VERDICTS.map(([name, label, kind]) => [kind, report[name], label]);
     const sums = el("p.legend", {}, entries.map(([kind, value, label]) => el("span", {}, el(`i.key.of-${kind}`), label, " ", el("b", {}, number(value)))));
@@ -42,8 +42,6 @@ export function comparison() {
 
   return { element, show };
 }
-
-const title = (it) => `${plain(it.name, 60)}@${plain(it.version, 30)}`;
 
 const commands = (all) => el("p.chips", {}, Object.entries(all).slice(0, 30).map(([name, { compared, different }]) =>
   el("span", { class: different ? "chip is-bad" : "chip" }, `${plain(name, 30)} ${number(different)} of ${number(compared)} differ`)));

@@ -11,7 +11,7 @@
 use data_encoding::HEXLOWER;
 use ed25519_compact::Signature;
 use wasmsign2::reexports::hmac_sha256;
-use wasmsign2::{Module, PublicKey, SecretKey};
+use wasmsign2::{Module, PublicKey, SecretKey, WSError};
 
 use statehouse_config::limits;
 use statehouse_core::policy::LoadError;
@@ -62,16 +62,14 @@ pub fn sign(file: &[u8], key: &SecretKey) -> Result<Vec<u8>, SignatureError> {
             None => SignatureError::NotWasm,
         });
     }
-    let module = Module::deserialize(&mut &file[..]).map_err(|_| SignatureError::NotWasm)?;
-    let id = key_id(&public(key));
-    let signed = key
-        .sign(module, Some(&id))
-        .map_err(|_| SignatureError::NotWasm)?;
-    let mut out = Vec::with_capacity(file.len() + limits::SIGNATURE_SECTION_BYTES_MAX);
-    signed
-        .serialize(&mut out)
-        .map_err(|_| SignatureError::NotWasm)?;
-    Ok(out)
+    let signing = || {
+        let module = Module::deserialize(&mut &file[..])?;
+        let signed = key.sign(module, Some(&key_id(&public(key))))?;
+        let mut out = Vec::with_capacity(file.len() + limits::SIGNATURE_SECTION_BYTES_MAX);
+        signed.serialize(&mut out)?;
+        Ok::<_, WSError>(out)
+    };
+    signing().map_err(|_| SignatureError::NotWasm)
 }
 
 /// The public key of a secret key.

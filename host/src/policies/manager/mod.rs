@@ -7,7 +7,7 @@
 //! for the start of an instance or for a disk because of this module.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -443,11 +443,7 @@ impl Control {
     /// Compiles one policy at a time, on half of the cores: an interpreter takes seconds of CPU
     /// time, and requests must go on.
     fn compile(&self, file: &[u8]) -> Result<Arc<Policy<Transaction>>, ControlError> {
-        let _one = self
-            .shared
-            .compiling
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _one = locked(&self.shared.compiling);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let compilers = rayon::ThreadPoolBuilder::new()
             .num_threads((cores / 2).max(1))
@@ -511,12 +507,7 @@ impl Control {
         checks: bool,
         mut make: impl FnMut(&Seen, &mut Vec<Instance<Transaction>>) -> Result<Assignment, ControlError>,
     ) -> Result<Assignment, ControlError> {
-        // A caller that panicked has changed nothing.
-        let _one = self
-            .shared
-            .changing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _one = locked(&self.shared.changing);
         let mut attempts = 0;
         loop {
             let seen = self.seen();
@@ -551,6 +542,11 @@ impl Control {
             }
         }
     }
+}
+
+/// Waits for a turn. A caller that panicked in its turn has changed nothing.
+fn locked(turn: &Mutex<()>) -> MutexGuard<'_, ()> {
+    turn.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes the assignment of a rollback. `from` is the policy that was active at the first attempt.

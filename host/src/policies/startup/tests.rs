@@ -2,6 +2,7 @@ use std::fs;
 
 use super::*;
 use crate::STANDARD_POLICY;
+use crate::policies::manager::tests::twin;
 use statehouse_core::policy::{Canary, CanaryRule, Shadow};
 use statehouse_core::store::Retention;
 
@@ -10,12 +11,6 @@ struct Rig {
     standard: Arc<Policy<Transaction>>,
     modules: Modules,
     data: tempfile::TempDir,
-}
-
-/// Another build of the standard policy. It has an extra custom section, which the engine ignores:
-/// id 0, its length, its name.
-fn twin(name: u8) -> Vec<u8> {
-    [STANDARD_POLICY, &[0, 2, 1, name]].concat()
 }
 
 fn digest(name: u8) -> Digest {
@@ -75,7 +70,7 @@ impl Rig {
         choice: &PolicyChoice,
     ) -> anyhow::Result<Assignment> {
         let opening = Opening {
-            standard_file: crate::STANDARD_POLICY,
+            standard_file: STANDARD_POLICY,
             engine: &self.engine,
             standard: &self.standard,
             modules: &self.modules,

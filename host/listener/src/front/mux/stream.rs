@@ -13,8 +13,8 @@ use bytes::Buf;
 use statehouse_mqtt::{Broker, Direct};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::Shared;
 use super::frame::{CLOSE, CREDIT, DATA, END, FRAME_BYTES_MAX, push};
-use super::{Shared, State};
 use crate::Socket;
 use crate::front::preface::Answer;
 
@@ -78,13 +78,7 @@ impl Handle {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         let is_full = state.is_full();
-        let State {
-            streams,
-            out,
-            waiting,
-            ..
-        } = state;
-        let entry = streams.get_mut(&self.id);
+        let entry = state.streams.get_mut(&self.id);
         let entry = entry.ok_or(io::ErrorKind::NotConnected)?;
         if entry.closed || entry.end_sent {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -93,7 +87,7 @@ impl Handle {
             if waker.is_some() {
                 entry.writer = waker.cloned();
                 if is_full && !mem::replace(&mut entry.is_waiting, true) {
-                    waiting.push_back(self.id);
+                    state.waiting.push_back(self.id);
                 }
             }
             return Err(io::ErrorKind::WouldBlock.into());
@@ -101,7 +95,7 @@ impl Handle {
         let bytes = &bytes[..bytes.len().min(entry.credit)];
         entry.credit -= bytes.len();
         for body in bytes.chunks(FRAME_BYTES_MAX) {
-            push(out, self.id, DATA, body);
+            push(&mut state.out, self.id, DATA, body);
         }
         self.shared.wake(locked);
         Ok(bytes.len())

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Context;
 use std::time::Duration;
 
-use tokio::io::{DuplexStream, ReadBuf, ReadHalf, WriteHalf, duplex, split};
+use tokio::io::{DuplexStream, ReadBuf, duplex, split};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -28,8 +28,9 @@ struct Leader {
 }
 
 impl Leader {
-    fn on(reader: ReadHalf<DuplexStream>, writer: WriteHalf<DuplexStream>) -> Self {
+    fn on(socket: DuplexStream) -> Self {
         let (sender, streams) = unbounded_channel();
+        let (reader, writer) = split(socket);
         let accepting = tokio::spawn(accept(reader, writer, move |scheme, client| {
             let sender = sender.clone();
             match client.port() {
@@ -54,9 +55,7 @@ impl Leader {
 fn hosts() -> (Mux, Leader) {
     let (host, leader) = duplex(4096);
     let (reader, writer) = split(host);
-    let mux = Mux::start(reader, writer);
-    let (reader, writer) = split(leader);
-    (mux, Leader::on(reader, writer))
+    (Mux::start(reader, writer), Leader::on(leader))
 }
 
 /// A stream at both hosts.
@@ -69,8 +68,7 @@ async fn stream(mux: &Mux, leader: &mut Leader) -> (Stream, Stream) {
 /// A leader, and its connection as a peer that writes frames by hand.
 fn peer() -> (DuplexStream, Leader) {
     let (peer, leader) = duplex(1 << 20);
-    let (reader, writer) = split(leader);
-    (peer, Leader::on(reader, writer))
+    (peer, Leader::on(leader))
 }
 
 fn frame(id: u32, kind: u8, body: &[u8]) -> BytesMut {
@@ -193,8 +191,7 @@ async fn streams_wait_while_the_connection_is_full() {
         "{waiting}"
     );
     assert!(written.iter().any(|it| !it.is_finished()));
-    let (reader, writer) = split(leader);
-    let mut leader = Leader::on(reader, writer);
+    let mut leader = Leader::on(leader);
     for task in written {
         timeout(PATIENCE, task)
             .await

@@ -3,11 +3,10 @@
 use std::sync::atomic::AtomicBool;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
 
 use super::*;
 use crate::front::Times;
-use crate::front::preface::{Answer, Key, Purpose, Request, receive, send};
+use crate::front::preface::receive;
 use statehouse_config::limits;
 
 #[tokio::test]
@@ -35,7 +34,7 @@ async fn a_leader_that_does_not_reach_the_log_is_suspected() {
     let reaches_log = Arc::new(AtomicBool::new(true));
     let seen = reaches_log.clone();
     let leader = Host::new("gw1", &["mqtt"], None, |front| {
-        front.reaches_log = Arc::new(move || seen.load(Ordering::SeqCst));
+        front.options.reaches_log = Arc::new(move || seen.load(Ordering::SeqCst));
     });
     let follower = Host::plain("gw2");
     let (broker, _) = broker();
@@ -80,31 +79,21 @@ async fn a_leader_that_receives_nothing_is_suspected() {
     let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
     let (broker, _) = broker();
     leader.lead(&broker);
-    let (port, is_lost) = (leader.port, Arc::new(AtomicBool::new(false)));
-    let network = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    follower.follow_at("gw1", network.local_addr().unwrap());
+    let is_lost = Arc::new(AtomicBool::new(false));
     let loses = is_lost.clone();
-    let network = tokio::spawn(async move {
-        loop {
-            let (mut socket, _) = network.accept().await.unwrap();
-            let loses = loses.clone();
-            tokio::spawn(async move {
-                let mut next = TcpStream::connect(port).await.unwrap();
-                let (mut from_host, mut to_host) = socket.split();
-                let (mut from_leader, mut to_leader) = next.split();
-                let back = tokio::io::copy(&mut from_leader, &mut to_host);
-                let forth = async {
-                    let mut bytes = [0; 1024];
-                    while let Ok(count @ 1..) = from_host.read(&mut bytes).await {
-                        if !loses.load(Ordering::SeqCst) {
-                            _ = to_leader.write_all(&bytes[..count]).await;
-                        }
-                    }
-                };
-                _ = tokio::join!(back, forth);
-            });
+    let forwarding = network(leader.port, move |mut from_host, mut to_leader| {
+        let loses = loses.clone();
+        async move {
+            let mut bytes = [0; 1024];
+            while let Ok(count @ 1..) = from_host.read(&mut bytes).await {
+                if !loses.load(Ordering::SeqCst) {
+                    _ = to_leader.write_all(&bytes[..count]).await;
+                }
+            }
         }
     });
+    let (address, network) = forwarding.await;
+    follower.follow_at("gw1", address);
     sleep(2 * limits::CLUSTER_LINK_SILENCE).await;
     assert_eq!(follower.suspicions(), 0);
     is_lost.store(true, Ordering::SeqCst);
@@ -117,18 +106,13 @@ async fn a_leader_that_receives_nothing_is_suspected() {
 async fn a_link_counts_while_its_follower_sends_bytes() {
     let mut links = None;
     let leader = Host::new("gw1", &["mqtt"], None, |front| {
-        links = Some(front.links.clone());
+        links = Some(front.options.links.clone());
     });
     let links = links.unwrap();
     let (broker, _) = broker();
     leader.lead(&broker);
-    let mut follower = TcpStream::connect(leader.port).await.unwrap();
-    let request = Request {
-        host: "gw9".parse().unwrap(),
-        purpose: Purpose::TwoWayLink,
-    };
-    let answer = send(&mut follower, &Key::new(&SECRET), &request).await;
-    assert_eq!(answer.unwrap(), Answer::Accepted);
+    let (follower, answer) = knock(leader.port, Purpose::TwoWayLink).await;
+    assert_eq!(answer, Answer::Accepted);
     let is_linked = || follower.try_write(&[0]).is_ok() && links.contains("gw9");
     eventually("a link", is_linked).await;
     eventually("silence", || !links.contains("gw9")).await;
@@ -204,12 +188,12 @@ async fn a_follower_receives_the_clocks_of_its_leader() {
         wall_ms: u64::MAX - 1,
     };
     let leader = Host::new("gw1", &["mqtt"], None, |front| {
-        front.times = Arc::new(move || Some(times));
+        front.options.times = Arc::new(move || Some(times));
     });
     let received = Arc::<Mutex<Vec<Times>>>::default();
     let seen = received.clone();
     let follower = Host::new("gw2", &["mqtt"], None, |front| {
-        front.compare = Arc::new(move |times| seen.lock().unwrap().push(times));
+        front.options.compare = Arc::new(move |times| seen.lock().unwrap().push(times));
     });
     let (broker, _) = broker();
     leader.lead(&broker);

@@ -3,13 +3,12 @@
 use std::sync::atomic::AtomicBool;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::client::{Client, connect, connect_3};
 use super::*;
-use crate::front::preface::{Answer, Key, Purpose, Request, receive, send};
+use crate::front::preface::receive;
 use crate::front::{Links, mux};
 use statehouse_config::limits;
 
@@ -232,7 +231,7 @@ async fn streams_end_when_the_leader_was_silent_for_the_hold() {
     let seen = links.clone();
     let follower = Host::new("gw2", &["mqtt"], None, |front| {
         front.hold = Duration::from_secs(3);
-        front.links = seen;
+        front.options.links = seen;
     });
     let is_silent = Arc::new(AtomicBool::new(false));
     let (accepted, mut is_accepted) = unbounded_channel();
@@ -286,13 +285,8 @@ async fn clients_reach_a_leader_of_a_program_that_knows_single_streams_only() {
         },
         move |purpose, mut socket| async move {
             if matches!(purpose, Purpose::Stream { .. }) {
-                let mut next = TcpStream::connect(port).await.unwrap();
-                let request = Request {
-                    host: "gw2".parse().unwrap(),
-                    purpose,
-                };
-                let answer = send(&mut next, &Key::new(&SECRET), &request).await;
-                assert_eq!(answer.unwrap(), Answer::Accepted);
+                let (mut next, answer) = knock(port, purpose).await;
+                assert_eq!(answer, Answer::Accepted);
                 _ = tokio::io::copy_bidirectional(&mut socket, &mut next).await;
             }
         },
@@ -314,35 +308,24 @@ async fn a_leader_that_answers_no_streams_is_suspected_and_its_clients_go_on() {
     let (broker, _) = broker();
     leader.lead(&broker);
     // A connection that is lost behind its handshake, and then a working one to the same leader.
-    let port = leader.port;
     let lost = Arc::<AtomicUsize>::default();
     let silent = lost.clone();
-    let network = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    follower.follow_at("gw1", network.local_addr().unwrap());
-    let network = tokio::spawn(async move {
-        loop {
-            let (mut socket, _) = network.accept().await.unwrap();
-            let silent = silent.clone();
-            tokio::spawn(async move {
-                let mut next = TcpStream::connect(port).await.unwrap();
-                let (mut from_host, mut to_host) = socket.split();
-                let (mut from_leader, mut to_leader) = next.split();
-                let back = tokio::io::copy(&mut from_leader, &mut to_host);
-                let forth = async {
-                    // The request of the preface, which names its purpose.
-                    let mut request = [0; 16 + 85 + 32];
-                    from_host.read_exact(&mut request).await.unwrap();
-                    to_leader.write_all(&request).await.unwrap();
-                    if request[16] == 2 && silent.fetch_add(1, Ordering::SeqCst) == 0 {
-                        tokio::io::copy(&mut from_host, &mut tokio::io::sink()).await
-                    } else {
-                        tokio::io::copy(&mut from_host, &mut to_leader).await
-                    }
-                };
-                _ = tokio::join!(back, forth);
-            });
+    let forwarding = network(leader.port, move |mut from_host, mut to_leader| {
+        let silent = silent.clone();
+        async move {
+            // The request of the preface, which names its purpose.
+            let mut request = [0; 16 + 85 + 32];
+            from_host.read_exact(&mut request).await.unwrap();
+            to_leader.write_all(&request).await.unwrap();
+            _ = if request[16] == 2 && silent.fetch_add(1, Ordering::SeqCst) == 0 {
+                tokio::io::copy(&mut from_host, &mut tokio::io::sink()).await
+            } else {
+                tokio::io::copy(&mut from_host, &mut to_leader).await
+            };
         }
     });
+    let (address, network) = forwarding.await;
+    follower.follow_at("gw1", address);
     let mut client = Client::on(follower.connect().await).connected("one").await;
     client.publish(1).await;
     assert_eq!(lost.load(Ordering::SeqCst), 2);
@@ -355,17 +338,10 @@ async fn clients_of_a_host_that_passes_them_on_one_by_one_are_served() {
     let leader = Host::plain("gw1");
     let (broker, clients) = broker();
     leader.lead(&broker);
-    let mut socket = TcpStream::connect(leader.port).await.unwrap();
     let client = "10.0.0.7:40000".parse().unwrap();
-    let request = Request {
-        host: "gw2".parse().unwrap(),
-        purpose: Purpose::Stream {
-            scheme: leader.listeners[0].scheme,
-            client,
-        },
-    };
-    let answer = send(&mut socket, &Key::new(&SECRET), &request).await;
-    assert_eq!(answer.unwrap(), Answer::Accepted);
+    let scheme = leader.listeners[0].scheme;
+    let (socket, answer) = knock(leader.port, Purpose::Stream { scheme, client }).await;
+    assert_eq!(answer, Answer::Accepted);
     Client::on(socket).connected("one").await.publish(1).await;
     assert_eq!(clients.seen(), [("one".to_owned(), client)]);
 }
@@ -427,7 +403,7 @@ impl Drop for FakeLeader {
 async fn the_streams_that_wait_or_are_passed_on_are_limited() {
     let [leader, _] = ["gw1", "gw3"].map(Host::plain);
     let follower = Host::new("gw2", &["mqtt"], None, |front| {
-        front.connections_max = Arc::new(|| 2);
+        front.options.connections_max = Arc::new(|| 2);
     });
     let (broker, _) = broker();
     leader.lead(&broker);

@@ -4,19 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
 use super::client::{Client, connect};
 use super::*;
-use crate::front::preface::{Answer, Key, Purpose, Request, send};
 use statehouse_config::limits;
-
-/// Opens a link to a host, as another host does.
-async fn link(host: &Host) -> (TcpStream, Answer) {
-    let mut socket = TcpStream::connect(host.port).await.unwrap();
-    let request = Request {
-        host: "gw9".parse().unwrap(),
-        purpose: Purpose::Link,
-    };
-    let answer = send(&mut socket, &Key::new(&SECRET), &request).await;
-    (socket, answer.unwrap())
-}
 
 #[tokio::test]
 async fn a_peer_without_the_secret_never_reaches_the_broker() {
@@ -109,16 +97,17 @@ async fn links_are_limited_and_released() {
     let leader = Host::plain("gw1");
     let (broker, _) = broker();
     leader.lead(&broker);
+    let link = || knock(leader.port, Purpose::Link);
     let mut links = Vec::new();
     for _ in 0..limits::CLUSTER_LINKS_MAX {
-        let (socket, answer) = link(&leader).await;
+        let (socket, answer) = link().await;
         assert_eq!(answer, Answer::Accepted);
         links.push(socket);
     }
-    assert_eq!(link(&leader).await.1, Answer::Refused);
+    assert_eq!(link().await.1, Answer::Refused);
     links.pop();
     let deadline = Instant::now() + PATIENCE;
-    while link(&leader).await.1 != Answer::Accepted {
+    while link().await.1 != Answer::Accepted {
         assert!(Instant::now() < deadline, "the permit is released");
     }
     // A follower that sends bytes loses its link.
@@ -133,5 +122,5 @@ async fn links_are_limited_and_released() {
         let ended = timeout(PATIENCE, socket.read_to_end(&mut beats)).await;
         _ = ended.expect("it closes");
     }
-    assert_eq!(link(&leader).await.1, Answer::NotLeading);
+    assert_eq!(link().await.1, Answer::NotLeading);
 }

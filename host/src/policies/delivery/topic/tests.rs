@@ -279,20 +279,3 @@ fn a_policy_names_its_order_and_the_keys_that_signed_it() {
     let assigned = active.assigned.as_ref().unwrap();
     assert_eq!((&assigned.by, &active.loaded), (&Actor::admin(None), &None));
 }
-
-#[tokio::test]
-async fn a_refused_order_is_counted_by_the_audit() {
-    let it = order_rig();
-    let request = Request {
-        topic: ORDER_TOPIC.into(),
-        payload: "{}".into(),
-        properties: Properties::default(),
-        qos: QoS::AtMostOnce,
-        dup: false,
-        packet_id: 0,
-        expires: None,
-        token: None,
-    };
-    it.orders.take(&it.broker, &publisher(), request);
-    assert_eq!(it.audit.counts(), [("order", 1)]);
-}
