@@ -40,6 +40,14 @@ impl Admin {
         }
     }
 
+    /// An address such as that of `--metrics`, which needs no token.
+    pub fn open_to_all(address: &str) -> Admin {
+        Admin {
+            url: format!("http://{address}"),
+            token: None,
+        }
+    }
+
     /// The same address, for an operator without a token.
     pub fn without_token(&self) -> Admin {
         Admin {
@@ -94,7 +102,7 @@ impl Admin {
         lines: &str,
         body: &[u8],
     ) -> (String, String) {
-        let (own, stream) = self.open();
+        let (own, mut stream) = self.open();
         let host = host.unwrap_or(own);
         let bearer = self.bearer();
         let mut request = format!(
@@ -103,7 +111,9 @@ impl Admin {
         )
         .into_bytes();
         request.extend_from_slice(body);
-        let answer = exchange(stream, &request);
+        stream.write_all(&request).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP response");
         (head.to_owned(), body.to_owned())
     }
@@ -118,36 +128,23 @@ impl Admin {
 
     /// Opens a stream of events.
     pub fn stream(&self, path: &str) -> Events {
+        let (status, events) = self.follow(path);
+        assert_eq!(status, 200, "{path}");
+        events
+    }
+
+    /// Opens a stream of events that may be refused. Returns the status too.
+    pub fn follow(&self, path: &str) -> (u16, Events) {
         let (host, mut stream) = self.open();
-        let token = self.token.as_deref().unwrap_or_default();
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n");
+        let bearer = self.bearer();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{bearer}\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let mut lines = BufReader::new(stream);
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
             assert!(lines.read_line(&mut head).unwrap() > 0, "{head}");
         }
-        assert_eq!(status_of(&head), 200, "{head}");
-        Events(lines)
-    }
-
-    /// Sends a GET whose answer need not end. Returns the status and the connection, behind the
-    /// head of the answer.
-    pub fn follow(&self, path: &str) -> (u16, impl BufRead + use<>) {
-        let (host, mut stream) = self.open();
-        let bearer = self.bearer();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{bearer}\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = BufReader::new(stream);
-        let mut line = String::new();
-        answer.read_line(&mut line).unwrap();
-        let status = line.split(' ').nth(1).and_then(|it| it.parse().ok());
-        while !line.trim_end().is_empty() {
-            line.clear();
-            answer.read_line(&mut line).unwrap();
-        }
-        (status.expect("a status"), answer)
+        (status_of(&head), Events(lines))
     }
 
     fn bearer(&self) -> String {
@@ -199,6 +196,11 @@ impl Events {
             }
         }
     }
+
+    /// Waits for the end of the stream.
+    pub fn expect_end(mut self) {
+        self.0.read_to_end(&mut Vec::new()).unwrap();
+    }
 }
 
 trait Stream: Read + Write {}
@@ -208,11 +210,4 @@ impl<T: Read + Write> Stream for T {}
 fn status_of(head: &str) -> u16 {
     let status = head.split(' ').nth(1).and_then(|it| it.parse().ok());
     status.expect("a status")
-}
-
-fn exchange(mut stream: Box<dyn Stream>, request: &[u8]) -> String {
-    stream.write_all(request).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
 }

@@ -15,13 +15,13 @@ pub fn statehouse() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| match env::var_os("STATEHOUSE_BIN") {
         Some(path) => PathBuf::from(path),
-        None => in_target_directory("statehouse", "statehouse"),
+        None => in_target_directory("statehouse"),
     })
 }
 
 /// The path of an example's binary, in the running test's target directory.
 pub fn example(name: &str) -> PathBuf {
-    in_target_directory(name, name)
+    in_target_directory(name)
 }
 
 /// The path of the `statehouse` binary for another target, built with the profile of the running
@@ -40,9 +40,9 @@ pub fn for_target(target: &str) -> Result<PathBuf, String> {
     }
 }
 
-fn in_target_directory(package: &str, name: &str) -> PathBuf {
+fn in_target_directory(name: &str) -> PathBuf {
     let remedy = format!(
-        "Build it with `cargo build -p {package} --bin {name}`, or run the tests with `bash tests/run`, which does that first."
+        "Build it with `cargo build -p {name} --bin {name}`, or run the tests with `bash tests/run`, which does that first."
     );
     // target/<profile>/deps/<test> → target/<profile>/<name>
     let test = env::current_exe().expect("a running test has a path");

@@ -113,40 +113,34 @@ impl Cluster {
 
     /// Like [`Self::add`], with settings of this host only.
     pub fn add_with(&mut self, settings: &[(&str, &str)]) -> usize {
-        let index = self.hosts.len();
-        let host = self.launch_with(&name(index), settings, &[]);
-        self.hosts.push(host);
-        index
+        self.push(binary::statehouse(), settings, &[])
     }
 
     /// Like [`Self::add`], with this program.
     pub fn add_program(&mut self, program: &Path) -> usize {
-        let index = self.hosts.len();
-        let host = self.launch_program(program, &name(index), &[], &[]);
-        self.hosts.push(host);
-        index
+        self.push(program, &[], &[])
     }
 
     /// Like [`Self::add`], with environment variables of this host only.
     pub fn add_in(&mut self, environment: &[(&str, &str)]) -> usize {
+        self.push(binary::statehouse(), &[], environment)
+    }
+
+    fn push(
+        &mut self,
+        program: &Path,
+        own: &[(&str, &str)],
+        environment: &[(&str, &str)],
+    ) -> usize {
         let index = self.hosts.len();
-        let host = self.launch_with(&name(index), &[], environment);
+        let host = self.launch_program(program, &name(index), own, environment);
         self.hosts.push(host);
         index
     }
 
     /// Starts a host with this name, which the caller keeps, without waiting until it is ready.
     pub fn launch(&self, name: &str) -> Server {
-        self.launch_with(name, &[], &[])
-    }
-
-    fn launch_with(
-        &self,
-        name: &str,
-        own: &[(&str, &str)],
-        environment: &[(&str, &str)],
-    ) -> Server {
-        self.launch_program(binary::statehouse(), name, own, environment)
+        self.launch_program(binary::statehouse(), name, &[], &[])
     }
 
     fn launch_program(

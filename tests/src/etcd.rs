@@ -71,9 +71,7 @@ impl Etcd {
             "http" => clients.clone(),
             _ => addresses(),
         };
-        let members: Vec<String> = (peers.iter().enumerate())
-            .map(|(index, peer)| format!("n{index}=http://{peer}"))
-            .collect();
+        let members = members(peers.iter().copied());
         let urls: Vec<String> = clients
             .iter()
             .map(|it| format!("{scheme}://{it}"))
@@ -291,9 +289,7 @@ impl Etcd {
         let peer = format!("http://{peers}");
         let learner = json!({ "peerURLs": [peer], "isLearner": true });
         self.ask("cluster/member/add", &learner);
-        let mut members: Vec<String> = (self.nodes.iter().enumerate())
-            .map(|(index, node)| format!("n{index}=http://{}", node.peers))
-            .collect();
+        let mut members = members(self.nodes.iter().map(|node| node.peers));
         members.push(format!("learner={peer}"));
         let url = format!("http://{clients}");
         let mut command = Command::new("etcd");
@@ -440,6 +436,13 @@ fn run(command: &mut Command) -> (Child, Lines) {
     });
     let log = Lines::follow(child.stderr.take().unwrap());
     (child, log)
+}
+
+/// The first nodes, as the argument `--initial-cluster` names them.
+fn members(peers: impl Iterator<Item = SocketAddr>) -> Vec<String> {
+    let named = peers.enumerate();
+    let named = named.map(|(index, peer)| format!("n{index}=http://{peer}"));
+    named.collect()
 }
 
 /// Sends a request over HTTP. `None` if no JSON is answered in time.

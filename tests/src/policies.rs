@@ -32,14 +32,14 @@ pub const COMPILER_PATIENCE: Duration = Duration::from_secs(600);
 pub fn faulty() -> &'static str {
     static MODULE: OnceLock<String> = OnceLock::new();
     MODULE.get_or_init(|| {
-        let module = build("faulty", |_| {});
+        let module = example("faulty");
         module.into_os_string().into_string().unwrap()
     })
 }
 
 /// The module of `policies/malformed`.
 pub fn malformed() -> PathBuf {
-    build("malformed", |_| {})
+    example("malformed")
 }
 
 /// The module of `policies/malformed` with this word as its description.
@@ -65,7 +65,7 @@ pub fn marked(mark: &str) -> PathBuf {
     if !building::is_current(&own, &module.with_extension("d")) {
         // Otherwise the module of another mark would be new enough.
         _ = fs::remove_file(&module);
-        build("marked", |cargo| _ = cargo.env("MARK", mark));
+        building::build("marked", &directory, |cargo| _ = cargo.env("MARK", mark));
         let unfinished = module.with_extension("unfinished");
         fs::copy(&module, &unfinished).unwrap();
         fs::rename(&unfinished, &own).unwrap();
@@ -73,9 +73,9 @@ pub fn marked(mark: &str) -> PathBuf {
     own
 }
 
-/// The module of an example in Rust.
+/// The module of an example in Rust, or of a policy of the tests.
 pub fn example(package: &str) -> PathBuf {
-    build(package, |_| {})
+    building::build(package, &target_directory(), |_| {})
 }
 
 /// The policy with the rule of `examples/set-point/LANGUAGE`, built by `statehouse policy build`
@@ -135,8 +135,4 @@ fn target_directory() -> PathBuf {
     target
         .expect("a test lies in target/<profile>/deps")
         .join("tmp/policies")
-}
-
-fn build(package: &str, more: impl Fn(&mut Command)) -> PathBuf {
-    building::build(package, &target_directory(), more)
 }

@@ -185,10 +185,7 @@ impl Server {
     /// Starts a server that can be restarted at the same address. No other test can take the
     /// address in between. Settings are pairs such as `("durability", "interval")`.
     pub fn restartable(settings: &[(&str, &str)]) -> Server {
-        Server::spawn(
-            restartable(Command::new(binary::statehouse()), settings),
-            tempfile::tempdir().unwrap(),
-        )
+        Server::restartable_in(settings, &[])
     }
 
     /// Like [`Self::restartable`], with environment variables.
@@ -240,6 +237,12 @@ impl Server {
     pub fn stop(&mut self) {
         self.signal("TERM");
         assert_eq!(self.wait(PATIENCE).code(), Some(0));
+    }
+
+    /// Kills the server, and starts it again.
+    pub fn kill_and_restart(&mut self) {
+        self.kill();
+        self.restart();
     }
 
     /// Starts the server again with the same directory and address. It must have ended.
@@ -303,6 +306,12 @@ impl Server {
     /// The working directory, which drop removes.
     pub fn directory(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// The path of a data directory with the default name.
+    pub fn data(&self) -> String {
+        let path = self.directory().join("statehouse-data");
+        path.into_os_string().into_string().unwrap()
     }
 
     /// The lines of standard output so far.

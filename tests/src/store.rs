@@ -237,8 +237,7 @@ impl Store {
 
     /// Sends a request, and waits for answer and acknowledgement.
     pub fn call(&mut self, request: &Request) -> Answer {
-        let id = self.client.start(request.publish());
-        self.finish(request, id)
+        self.exchange(request).1
     }
 
     /// Sends a request again with its packet id, and waits for answer and acknowledgement.
@@ -247,6 +246,12 @@ impl Store {
         (publish.packet_id, publish.dup) = (packet_id, dup);
         self.client.start(publish);
         self.finish(request, packet_id)
+    }
+
+    /// Sends a request. Returns its packet id and its answer.
+    pub fn exchange(&mut self, request: &Request) -> (u16, Answer) {
+        let packet_id = self.client.start(request.publish());
+        (packet_id, self.finish(request, packet_id))
     }
 
     /// Waits for the answer to a request that was sent with this packet id. If the store is the

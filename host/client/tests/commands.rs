@@ -6,10 +6,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Broker, Greeting, Peer, VERSION};
+use common::{Broker, GET, Greeting, VERSION, assert_served, connect, connected};
 use statehouse_client::{
-    Client, Condition, Error, LockOptions, Options, SetOptions, SetResult, VdelResult, Version,
-    WatchEvent,
+    Client, Condition, Error, LockOptions, SetOptions, SetResult, VdelResult, Version, WatchEvent,
 };
 use statehouse_tests::Property;
 
@@ -18,12 +17,6 @@ const NO_MATCHING_SUBSCRIBERS: u8 = 0x10;
 const IMPLEMENTATION_SPECIFIC_ERROR: u8 = 0x83;
 const NOT_AUTHORIZED: u8 = 0x87;
 const QUOTA_EXCEEDED: u8 = 0x97;
-
-async fn connected() -> (Broker, Peer, Client) {
-    let (broker, options) = Broker::start().await;
-    let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
-    (broker, peer, client.unwrap())
-}
 
 fn version() -> Version {
     VERSION.parse().unwrap()
@@ -70,9 +63,8 @@ async fn request_has_all_properties_of_the_protocol() {
 async fn responses_are_converted_to_results() {
     let (_broker, mut peer, client) = connected().await;
     let store = async {
-        let get = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
-        peer.serve(get, b"$2\r\nab\r\n", Some(VERSION)).await;
-        peer.serve(get, b"$-1\r\n", None).await;
+        peer.serve(GET, b"$2\r\nab\r\n", Some(VERSION)).await;
+        peer.serve(GET, b"$-1\r\n", None).await;
         let set = b"*4\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n$2\r\nNX\r\n";
         peer.serve(set, b":-1\r\n", Some(VERSION)).await;
         let del = b"*2\r\n$3\r\nDEL\r\n$1\r\nk\r\n";
@@ -203,16 +195,10 @@ async fn puback_with_an_error_code_fails_the_request() {
 /// Regression: the sum of this timeout and the keep alive overflowed.
 #[tokio::test]
 async fn longest_timeout_is_accepted() {
-    let (broker, options) = Broker::start().await;
-    let options = Options {
-        timeout: Duration::MAX,
-        ..options
-    };
-    let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
-    let (mut peer, client) = (peer, client.unwrap());
-    let store = peer.serve(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$-1\r\n", None);
-    let (get, ()) = tokio::join!(client.get("k"), store);
-    assert_eq!(get, Ok(None));
+    let (broker, mut options) = Broker::start().await;
+    options.timeout = Duration::MAX;
+    let (mut peer, client) = connect(&broker, options).await;
+    assert_served(&mut peer, &client).await;
 }
 
 #[tokio::test]
@@ -250,9 +236,7 @@ async fn oversized_request_is_not_sent() {
         .set("k", vec![b'x'; 1000], SetOptions::default())
         .await;
     assert!(matches!(set, Err(Error::Invalid(_))));
-    let store = peer.serve(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$-1\r\n", None);
-    let (get, ()) = tokio::join!(client.get("k"), store);
-    assert_eq!(get, Ok(None));
+    assert_served(&mut peer, &client).await;
 }
 
 #[tokio::test]
@@ -279,9 +263,7 @@ async fn refused_notification_subscription_fails_watch() {
     let (client, mut peer) = tokio::join!(Client::connect(options), store);
     let client = client.unwrap();
     assert!(matches!(client.watch("k").await, Err(Error::Rejected(_))));
-    let store = peer.serve(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$-1\r\n", None);
-    let (get, ()) = tokio::join!(client.get("k"), store);
-    assert_eq!(get, Ok(None));
+    assert_served(&mut peer, &client).await;
 }
 
 #[tokio::test]

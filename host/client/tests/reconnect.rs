@@ -7,11 +7,9 @@ mod common;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use common::{Broker, Greeting, Peer, VERSION};
-use statehouse_client::{Client, Error, GapCause, Options, SetOptions, Watch, WatchEvent, Watched};
+use common::{Broker, GET, Greeting, Peer, VERSION, assert_served, connect, connected, expect_gap};
+use statehouse_client::{Client, Error, SetOptions, Watch, WatchEvent, Watched};
 use statehouse_tests::{Property, resp};
-
-const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 
 /// MQTT 5 reason codes.
 const NOT_AUTHORIZED: u8 = 0x87;
@@ -22,18 +20,19 @@ const NO_MATCHING_SUBSCRIBERS: u8 = 0x10;
 const PACKET_TOO_LARGE: u8 = 0x95;
 const QUOTA_EXCEEDED: u8 = 0x97;
 
-async fn connect(broker: &Broker, options: Options) -> (Peer, Client) {
-    let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
-    (peer, client.unwrap())
-}
-
 async fn watch(peer: &mut Peer, client: &Client) -> Watch {
-    watch_key(peer, client, "k").await
+    watch_key(peer, client, "k", None).await
 }
 
-async fn watch_key(peer: &mut Peer, client: &Client, key: &str) -> Watch {
+/// A watch of `k` that can be resumed from [`VERSION`].
+async fn resumable_watch(peer: &mut Peer, client: &Client) -> Watch {
+    watch_key(peer, client, "k", Some(VERSION)).await
+}
+
+async fn watch_key(peer: &mut Peer, client: &Client, key: &str, version: Option<&str>) -> Watch {
     let registered = keynotify(key);
-    let (watch, ()) = tokio::join!(client.watch(key), peer.serve(&registered, b"+OK\r\n", None));
+    let store = peer.serve(&registered, b"+OK\r\n", version);
+    let (watch, ()) = tokio::join!(client.watch(key), store);
     watch.unwrap()
 }
 
@@ -47,16 +46,6 @@ fn keynotify_from(key: &str) -> Vec<u8> {
     resp::array(&["KEYNOTIFY", key, "FROM", VERSION])
 }
 
-/// A watch of `k` that can be resumed from [`VERSION`].
-async fn resumable_watch(peer: &mut Peer, client: &Client) -> Watch {
-    let registered = keynotify("k");
-    let (watch, ()) = tokio::join!(
-        client.watch("k"),
-        peer.serve(&registered, b"+OK\r\n", Some(VERSION))
-    );
-    watch.unwrap()
-}
-
 /// The request that ends the registration of a key.
 fn stop(key: &str) -> Vec<u8> {
     resp::array(&["KEYNOTIFY", key, "STOP"])
@@ -66,8 +55,7 @@ fn stop(key: &str) -> Vec<u8> {
 /// DUP, and by its identity (the protocol, section 9).
 #[tokio::test]
 async fn resumed_session_resends_a_request_as_duplicate() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let store = async {
         let first = peer.request().await;
         drop(peer);
@@ -89,8 +77,7 @@ async fn resumed_session_resends_a_request_as_duplicate() {
 
 #[tokio::test]
 async fn new_session_resends_a_request() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let store = async {
         let first = peer.request().await;
         // With a foreign broker, an acknowledgement does not imply a response.
@@ -112,8 +99,7 @@ async fn new_session_resends_a_request() {
 #[tokio::test]
 async fn request_made_without_a_connection_is_sent_once() {
     for greeting in [Greeting::resumed(), Greeting::default()] {
-        let (broker, options) = Broker::start().await;
-        let (mut peer, client) = connect(&broker, options).await;
+        let (broker, mut peer, client) = connected().await;
         peer.disconnect(SERVER_SHUTTING_DOWN).await;
         drop(peer);
         let mut peer = broker.accept_connect().await;
@@ -134,8 +120,7 @@ async fn request_made_without_a_connection_is_sent_once() {
 /// A request that makes the broker close the connection must not do so for ever.
 #[tokio::test]
 async fn abandoned_request_is_not_resent() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let abandoned = async {
         let get = tokio::spawn({
             let client = client.clone();
@@ -162,8 +147,7 @@ async fn abandoned_request_is_not_resent() {
 /// `message_size_limit`.
 #[tokio::test]
 async fn request_refused_as_too_large_fails_at_once() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let store = async {
         let request = peer.request().await;
         peer.acknowledge(&request, PACKET_TOO_LARGE, None).await;
@@ -219,16 +203,12 @@ async fn unreachable_broker_fails_connect() {
 
 #[tokio::test]
 async fn reconnected_watch_reports_a_gap() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let mut watch = watch(&mut peer, &client).await;
     drop(peer);
     let mut peer = broker.accept(Greeting::resumed()).await;
     peer.serve(&keynotify("k"), b"+OK\r\n", None).await;
-    assert_eq!(
-        watch.next().await,
-        Ok(WatchEvent::Gap(GapCause::Reconnected))
-    );
+    expect_gap(&mut watch).await;
     let delete = b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
     peer.notify(b"k", delete, VERSION).await;
     assert!(matches!(watch.next().await, Ok(WatchEvent::Deleted { .. })));
@@ -237,11 +217,10 @@ async fn reconnected_watch_reports_a_gap() {
 /// Eight watches are registered again at the same time. The ninth one is dropped before its turn.
 #[tokio::test]
 async fn watch_dropped_before_its_turn_is_not_registered_again() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let mut watches = HashMap::new();
     for key in ["1", "2", "3", "4", "5", "6", "7", "8", "9"] {
-        let watch = watch_key(&mut peer, &client, key).await;
+        let watch = watch_key(&mut peer, &client, key, None).await;
         watches.insert(keynotify(key), (key, watch));
     }
     drop(peer);
@@ -258,11 +237,9 @@ async fn watch_dropped_before_its_turn_is_not_registered_again() {
     }
     for (request, watch) in &mut registering {
         peer.answer(request, b"+OK\r\n", None).await;
-        let gap = watch.next().await;
-        assert_eq!(gap, Ok(WatchEvent::Gap(GapCause::Reconnected)));
+        expect_gap(watch).await;
     }
-    let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
-    assert_eq!(get, Ok(None));
+    assert_served(&mut peer, &client).await;
 }
 
 /// Regression: a STOP was dropped if rumqttc's channel had no room for it, and the store kept the
@@ -306,8 +283,7 @@ async fn watches_dropped_at_once_are_all_unregistered() {
 /// The second registration was pending when the connection was lost, so it is resent.
 #[tokio::test]
 async fn watch_dropped_while_disconnected_ends_its_new_registration() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let watch = watch(&mut peer, &client).await;
     drop(peer);
     let mut peer = broker.accept(Greeting::resumed()).await;
@@ -322,8 +298,7 @@ async fn watch_dropped_while_disconnected_ends_its_new_registration() {
     peer.grant().await;
     peer.answer(&again, b"+OK\r\n", None).await;
     peer.serve(&stop("k"), b"+OK\r\n", None).await;
-    let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
-    assert_eq!(get, Ok(None));
+    assert_served(&mut peer, &client).await;
 }
 
 /// The periodic request of an idle watch was pending when the connection was lost, so it is resent
@@ -345,23 +320,20 @@ async fn watch_dropped_during_its_refresh_is_unregistered() {
     peer.grant().await;
     peer.answer(&again, b"+OK\r\n", Some(VERSION)).await;
     peer.serve(&stop("k"), b"+OK\r\n", None).await;
-    let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
-    assert_eq!(get, Ok(None));
+    assert_served(&mut peer, &client).await;
 }
 
 /// The store has lost its state, or is another one: its versions begin below the earlier ones.
 #[tokio::test]
 async fn lower_versions_after_a_refused_resumption_are_events() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let mut watch = resumable_watch(&mut peer, &client).await;
     drop(peer);
     let mut peer = broker.accept(Greeting::default()).await;
     let unknown = b"-ERR the version is later than the last change\r\n";
     peer.serve(&keynotify_from("k"), unknown, None).await;
     peer.serve(&keynotify("k"), b"+OK\r\n", Some("1:0:n")).await;
-    let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
-    assert_eq!(watch.next().await, gap);
+    expect_gap(&mut watch).await;
     let delete = b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
     peer.notify(b"k", delete, "2:0:n").await;
     let deleted = tokio::time::timeout(Duration::from_secs(30), watch.next()).await;
@@ -375,8 +347,7 @@ async fn lower_versions_after_a_refused_resumption_are_events() {
 #[tokio::test]
 async fn watch_waits_for_a_store_and_for_room_after_reconnect() {
     for reason in [NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED] {
-        let (broker, options) = Broker::start().await;
-        let (mut peer, client) = connect(&broker, options).await;
+        let (broker, mut peer, client) = connected().await;
         let mut watch = watch(&mut peer, &client).await;
         drop(peer);
         let mut peer = broker.accept(Greeting::default()).await;
@@ -386,15 +357,13 @@ async fn watch_waits_for_a_store_and_for_room_after_reconnect() {
             peer.acknowledge(&request, reason, None).await;
         }
         peer.serve(&keynotify("k"), b"+OK\r\n", None).await;
-        let gap = Ok(WatchEvent::Gap(GapCause::Reconnected));
-        assert_eq!(watch.next().await, gap);
+        expect_gap(&mut watch).await;
     }
 }
 
 #[tokio::test]
 async fn watch_refused_after_reconnect_ends() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let mut watch = watch(&mut peer, &client).await;
     drop(peer);
     let mut peer = broker.accept(Greeting::resumed()).await;
@@ -409,8 +378,7 @@ async fn watch_refused_after_reconnect_ends() {
 /// Regression: a watch whose login was revoked waited for ever without a word.
 #[tokio::test]
 async fn refused_reconnect_names_the_reason() {
-    let (broker, options) = Broker::start().await;
-    let (peer, client) = connect(&broker, options).await;
+    let (broker, peer, client) = connected().await;
     assert_eq!(client.disconnected(), None);
     drop(peer);
     // The second one passes by itself.
@@ -428,15 +396,14 @@ async fn refused_reconnect_names_the_reason() {
         assert_eq!(is_denied, reason == NOT_AUTHORIZED, "{error}");
     }
     let mut peer = broker.accept(Greeting::resumed()).await;
-    let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
-    assert_eq!((get, client.disconnected()), (Ok(None), None));
+    assert_served(&mut peer, &client).await;
+    assert_eq!(client.disconnected(), None);
 }
 
 /// A reconnect would only take over the session again, and so on for ever.
 #[tokio::test]
 async fn session_taken_over_is_not_taken_back() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (_broker, mut peer, client) = connected().await;
     let mut watch = watch(&mut peer, &client).await;
     peer.disconnect(SESSION_TAKEN_OVER).await;
     let ended = watch.next().await.unwrap_err();
@@ -449,8 +416,7 @@ async fn session_taken_over_is_not_taken_back() {
 /// rumqttc counts packet ids up to the previous Receive Maximum, and thus beyond the smaller one.
 #[tokio::test]
 async fn smaller_receive_maximum_does_not_stop_the_client() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let store = async {
         for _ in 0..5 {
             peer.serve(GET, b"$-1\r\n", None).await;
@@ -480,8 +446,7 @@ async fn smaller_receive_maximum_does_not_stop_the_client() {
 
 #[tokio::test]
 async fn requests_beyond_the_limit_wait() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (_broker, mut peer, client) = connected().await;
     let store = async {
         for _ in 0..1000 {
             let request = peer.request().await;
@@ -505,8 +470,7 @@ async fn requests_beyond_the_limit_wait() {
 
 #[tokio::test]
 async fn close_sends_disconnect() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (_broker, mut peer, client) = connected().await;
     let clone = client.clone();
     tokio::join!(client.close(), peer.expect_disconnect());
     let closed = Error::Closed("the client was closed".into());
@@ -516,8 +480,7 @@ async fn close_sends_disconnect() {
 
 #[tokio::test]
 async fn drop_sends_disconnect() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (_broker, mut peer, client) = connected().await;
     drop(client);
     peer.expect_disconnect().await;
 }

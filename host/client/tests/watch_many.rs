@@ -7,8 +7,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Broker, Greeting, Peer};
-use statehouse_client::{Client, Error, GapCause, Options, Version, Watch, WatchEvent, Watched};
+use common::{Broker, Greeting, Peer, connect, connected, expect_gap};
+use statehouse_client::{Client, Error, GapCause, Version, Watch, WatchEvent, Watched};
 use statehouse_tests::resp;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -18,11 +18,6 @@ const MORE: &[u8] = b"+MORE\r\n";
 
 /// Bytes of a value. A watch that buffers 500 of them has room for a page, and with 600 none.
 const VALUE_BYTES: usize = 7 << 10;
-
-async fn connect(broker: &Broker, options: Options) -> (Peer, Client) {
-    let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
-    (peer, client.unwrap())
-}
 
 /// The text of a version with this counter.
 fn version(counter: u32) -> String {
@@ -129,8 +124,7 @@ async fn serve_changes(peer: &mut Peer, keys: u32, last: u32, value_bytes: usize
 
 #[tokio::test]
 async fn missed_changes_of_all_prefixes_arrive_in_order() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (_broker, mut peer, client) = connected().await;
     let store = async {
         // The prefix that is furthest behind is asked for next.
         serve(&mut peer, ("a", 0), &[("a", 1), ("a", 3)], (MORE, 4)).await;
@@ -151,8 +145,7 @@ async fn missed_changes_of_all_prefixes_arrive_in_order() {
 
 #[tokio::test]
 async fn changes_missed_by_a_reconnect_arrive_in_order() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let store = async {
         serve(&mut peer, ("a", 0), &[], (OK, 0)).await;
         serve(&mut peer, ("b", 0), &[], (OK, 0)).await;
@@ -172,8 +165,7 @@ async fn changes_missed_by_a_reconnect_arrive_in_order() {
 /// The store remembers missed changes, so that they need not fit the buffer of the watch.
 #[tokio::test]
 async fn missed_changes_beyond_the_buffer_wait_for_the_reader() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (_broker, mut peer, client) = connected().await;
     let zero: Version = version(0).parse().unwrap();
     let watched = [Watched::Prefix("a".into())];
     let page = |number: u32| -> Vec<(&'static str, u32)> {
@@ -208,8 +200,7 @@ async fn missed_changes_beyond_the_buffer_wait_for_the_reader() {
 /// The pages of one watch also arrive at the other one, whose own request comes later.
 #[tokio::test]
 async fn two_watches_of_a_prefix_are_resumed_without_a_gap() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let zero: Version = version(0).parse().unwrap();
     let mut watches = Vec::new();
     for _ in 0..2 {
@@ -232,8 +223,7 @@ async fn two_watches_of_a_prefix_are_resumed_without_a_gap() {
 /// A change may arrive at a watch before it is registered, since another one is or was.
 #[tokio::test]
 async fn two_watches_of_a_key_without_a_version_report_a_gap() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let plain = resp::array(&["KEYNOTIFY", "k"]);
     let mut watches = Vec::new();
     for _ in 0..2 {
@@ -247,8 +237,7 @@ async fn two_watches_of_a_key_without_a_version_report_a_gap() {
     peer.answer(&first, OK, None).await;
     peer.serve(&plain, OK, None).await;
     for watch in &mut watches {
-        let gap = watch.next().await;
-        assert_eq!(gap, Ok(WatchEvent::Gap(GapCause::Reconnected)));
+        expect_gap(watch).await;
         expect(watch, [20]).await;
     }
 }
@@ -256,8 +245,7 @@ async fn two_watches_of_a_key_without_a_version_report_a_gap() {
 /// Another store ignores FROM or answers it with nonsense.
 #[tokio::test]
 async fn watch_that_another_store_does_not_resume_reports_a_gap() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let zero: Version = version(0).parse().unwrap();
     let watch = client.watch_prefix_from("a", &zero);
     let (watch, ()) = tokio::join!(watch, serve(&mut peer, ("a", 0), &[], (OK, 1)));
@@ -269,8 +257,7 @@ async fn watch_that_another_store_does_not_resume_reports_a_gap() {
         peer = broker.accept(Greeting::resumed()).await;
         peer.serve(&from("a", since), answer, None).await;
         peer.serve(&plain, OK, Some(&version(next))).await;
-        let gap = watch.next().await;
-        assert_eq!(gap, Ok(WatchEvent::Gap(GapCause::Reconnected)));
+        expect_gap(&mut watch).await;
         since = next;
     }
 }
@@ -278,8 +265,7 @@ async fn watch_that_another_store_does_not_resume_reports_a_gap() {
 /// An error of this kind would mean that the watch continues, and a reader would read it for ever.
 #[tokio::test]
 async fn watch_that_no_store_understands_ends() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let plain = resp::array(&["KEYNOTIFY", "k"]);
     let mut watch = watch_plainly(&client, &mut peer).await;
     drop(peer);
@@ -292,8 +278,7 @@ async fn watch_that_no_store_understands_ends() {
 /// Otherwise a watch would wait in silence, and later resume after changes that it never got.
 #[tokio::test]
 async fn refused_notifications_end_all_watches() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let mut watch = watch_plainly(&client, &mut peer).await;
     drop(peer);
     let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
@@ -305,8 +290,7 @@ async fn refused_notifications_end_all_watches() {
 /// Each response follows more changes than a watch can hold.
 #[tokio::test]
 async fn watch_that_always_misses_changes_reports_a_gap() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (_broker, mut peer, client) = connected().await;
     let zero: Version = version(0).parse().unwrap();
     let plain = resp::array(&["KEYNOTIFY", "a", "PREFIX"]);
     let set = set(3 << 20);
@@ -338,8 +322,7 @@ async fn watch_that_always_misses_changes_reports_a_gap() {
 #[tokio::test]
 async fn watch_of_many_prefixes_from_a_version_reports_no_gap() {
     const PREFIXES: u32 = 70;
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (_broker, mut peer, client) = connected().await;
     let zero: Version = version(0).parse().unwrap();
     let watched = (0..PREFIXES).map(|number| Watched::Prefix(format!("{number:02}").into()));
     let reader = async {
@@ -354,8 +337,7 @@ async fn watch_of_many_prefixes_from_a_version_reports_no_gap() {
 
 #[tokio::test]
 async fn watch_of_a_key_and_a_prefix_is_resumed_before_a_change() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let watched = [Watched::Prefix("a".into()), Watched::Key("b".into())];
     let five = version(5);
     let store = async {
@@ -407,8 +389,7 @@ async fn reconnects_leave_no_tasks_while_the_reader_is_slow() {
 /// A store without FROM, as after a change of the store.
 #[tokio::test]
 async fn refused_resumption_of_several_prefixes_is_one_gap() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (broker, mut peer, client) = connected().await;
     let store = async {
         serve(&mut peer, ("a", 0), &[], (OK, 0)).await;
         serve(&mut peer, ("b", 0), &[], (OK, 0)).await;
@@ -424,15 +405,13 @@ async fn refused_resumption_of_several_prefixes_is_one_gap() {
         peer.serve(&plain, OK, None).await;
         notify(&mut peer, prefix, counter).await;
     }
-    let gap = watch.next().await;
-    assert_eq!(gap, Ok(WatchEvent::Gap(GapCause::Reconnected)));
+    expect_gap(&mut watch).await;
     expect(&mut watch, [3, 4]).await;
 }
 
 #[tokio::test]
 async fn covered_keys_are_registered_and_notified_once() {
-    let (broker, options) = Broker::start().await;
-    let (mut peer, client) = connect(&broker, options).await;
+    let (_broker, mut peer, client) = connected().await;
     let key = |key: &'static str| Watched::Key(key.into());
     let all = [key("ab"), key("b"), Watched::Prefix("a".into()), key("b")];
     let store = async {
@@ -455,8 +434,7 @@ async fn covered_keys_are_registered_and_notified_once() {
 
 #[tokio::test]
 async fn watch_of_nothing_or_of_a_long_key_is_invalid() {
-    let (broker, options) = Broker::start().await;
-    let (_peer, client) = connect(&broker, options).await;
+    let (_broker, _peer, client) = connected().await;
     let invalid = async |watched: Vec<Watched>| {
         let result = client.watch_many(watched, None).await;
         match result {

@@ -335,7 +335,7 @@ mod tests {
             until: begin + 110 * MS,
         };
         let catalogue = Arc::new(Catalogue::new(1));
-        let run = Arc::new(Run::new(schedule, catalogue, 50 * MS, 0, job));
+        let run = Arc::new(Run::new(schedule, catalogue, 50 * MS, 1, 0, job));
         let source = Source::new(job, 10, 1, 0, 1);
         let turns = per_second.map(|rate| Turns::new(rate, 0, 1));
         let tally = Rc::default();

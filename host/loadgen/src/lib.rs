@@ -1,8 +1,9 @@
 //! Puts load on a server, and measures throughput, latencies, errors and the use of resources.
 //!
 //! The load is given by a [`Plan`] and a [`Protocol`], the result is an [`Outcome`]. Every answer
-//! is checked. The generator must not depend on the server that it measures; otherwise comparisons
-//! with other servers would use different clients.
+//! is checked. Only the [`Protocol`] may depend on the measured server; otherwise comparisons with
+//! other servers would use different clients. [`Mqtt`], the protocol of the store, shares the
+//! topics, the clock and the encoder of properties with the server.
 //!
 //! ```text
 //! plan ─ threads ─ drive ──────── conversation ─── protocol ─── bytes
@@ -242,12 +243,14 @@ pub fn put_on_until<P: Protocol>(
 fn begin(plan: &Plan) -> Run {
     let keys = usize::try_from(plan.keys).unwrap_or(usize::MAX);
     let watched = keys.min(plan.watchers);
-    let catalogue = plan.catalogue.clone();
-    let run = Run::new(schedule(plan), catalogue, plan.timeout, watched, plan.job);
-    for _ in 0..plan.connections {
-        run.connection_started();
-    }
-    run
+    Run::new(
+        schedule(plan),
+        plan.catalogue.clone(),
+        plan.timeout,
+        plan.connections,
+        watched,
+        plan.job,
+    )
 }
 
 fn schedule(plan: &Plan) -> Schedule {

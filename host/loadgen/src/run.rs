@@ -31,11 +31,13 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Begins a run in which the first `watched` keys are watched.
+    /// Begins a run in which `senders` connections send requests. The first `watched` keys are
+    /// watched.
     pub(super) fn new(
         schedule: Schedule,
         catalogue: Arc<Catalogue>,
         timeout: Duration,
+        senders: usize,
         watched: usize,
         job: Job,
     ) -> Self {
@@ -47,7 +49,7 @@ impl Run {
             aborted: AtomicBool::new(false),
             stopped: OnceLock::new(),
             sets: (0..watched).map(|_| AtomicU64::new(0)).collect(),
-            senders: AtomicUsize::new(0),
+            senders: AtomicUsize::new(senders),
             answered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
         }
@@ -101,11 +103,6 @@ impl Run {
     pub(super) fn expected_notifications(&self, key: u64) -> u64 {
         let sets = usize::try_from(key).ok().and_then(|key| self.sets.get(key));
         sets.map_or(0, |sets| sets.load(Ordering::Relaxed))
-    }
-
-    /// Records that a connection begins to send requests.
-    pub(super) fn connection_started(&self) {
-        self.senders.fetch_add(1, Ordering::Release);
     }
 
     /// Records that a connection sends no more requests.

@@ -41,18 +41,18 @@ pub fn read_policy(path: &Path) -> Result<Vec<u8>, KitError> {
 
 /// An engine that limits calls only by fuel, so that a test has the same result on every machine.
 pub(super) fn engine() -> Result<Engine<Transaction>, LoadError> {
-    let mut engine = Engine::without_watchdog()?;
-    if let Some(directory) = cache() {
-        engine.keep_in(directory);
-    }
-    Ok(engine)
+    engine_with(cache())
 }
 
 /// An engine like [`engine`] that compiles every policy, to measure it.
 pub(super) fn compiling_engine() -> Result<Engine<Transaction>, LoadError> {
+    engine_with(cache().map(Directory::write_only))
+}
+
+fn engine_with(cache: Option<Directory>) -> Result<Engine<Transaction>, LoadError> {
     let mut engine = Engine::without_watchdog()?;
-    if let Some(directory) = cache() {
-        engine.keep_in(directory.write_only());
+    if let Some(directory) = cache {
+        engine.keep_in(directory);
     }
     Ok(engine)
 }

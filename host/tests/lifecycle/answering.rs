@@ -4,7 +4,7 @@ use super::*;
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::JournalRoom;
 use statehouse_core::policy::{Canary, CanaryRule};
-use statehouse_core::store::{Key, Rerun, StoredPayload};
+use statehouse_core::store::{Key, Notification, Rerun, StoredPayload};
 
 fn canary(rule: CanaryRule) -> Core {
     let policy = digest(&policies().twin);
@@ -139,6 +139,17 @@ fn expiry_notification_is_the_owners_or_the_built_in_one() {
     );
 }
 
+/// A store whose active policy is the faulty one.
+fn faulty_core() -> Core {
+    core(loaded().promote(digest(&policies().faulty)).unwrap())
+}
+
+/// How many of these the faulty policy rendered, and not the built-in one.
+fn rendered_by_faulty(notifications: &[Notification]) -> usize {
+    let own = notifications.iter();
+    own.filter(|it| &*it.payload == b"changed\r\n").count()
+}
+
 /// The notifications of a SET of `own` by the faulty policy, and of `stray` by the standard policy.
 fn expect_both_notifications(effects: &Effects) {
     let payloads = effects.notifications.iter().map(|it| &it.payload[..]);
@@ -202,8 +213,7 @@ fn own_notifications_share_the_fuel_of_one_request() {
     let (effects, answer) = ask(&mut core, "c", &request);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
     assert_eq!((effects.notifications.len(), effects.failures), (count, 0));
-    let own = effects.notifications.iter();
-    let own = own.filter(|it| &*it.payload == b"changed\r\n").count();
+    let own = rendered_by_faulty(&effects.notifications);
     assert!((1..count).contains(&own), "{own}");
     // Each of them takes more than one unit of fuel for each round of its loop.
     assert!(effects.fuel > 100_000 * own as u64, "{}", effects.fuel);
@@ -212,8 +222,7 @@ fn own_notifications_share_the_fuel_of_one_request() {
 /// The earlier run rendered them with the owning policy, possibly under a higher fuel limit.
 #[test]
 fn owner_renotifies_whatever_the_current_fuel_limit_is() {
-    let all = policies();
-    let mut core = core(loaded().promote(digest(&all.faulty)).unwrap());
+    let mut core = faulty_core();
     ask(&mut core, "watcher", &["KEYNOTIFY", "slow-notify"]);
     core.store_mut().quota().fuel_max = limits::FUEL_PER_CALL_MIN;
     let version = Stamp {
@@ -234,8 +243,7 @@ fn owner_renotifies_whatever_the_current_fuel_limit_is() {
 /// A hundred thousand rounds for each key would block all requests for seconds.
 #[test]
 fn renotification_shares_the_fuel_of_one_request() {
-    let all = policies();
-    let mut core = core(loaded().promote(digest(&all.faulty)).unwrap());
+    let mut core = faulty_core();
     let keys: Vec<_> = (0..400).map(|it| format!("slow-notify/{it}")).collect();
     for key in &keys {
         ask(&mut core, "watcher", &["KEYNOTIFY", key]);
@@ -250,15 +258,13 @@ fn renotification_shares_the_fuel_of_one_request() {
         .collect();
     let effects = core.handle(Input::Expired(&removed), at(NOW_MS)).effects;
     assert_eq!((effects.expired.len(), effects.failures), (400, 0));
-    let own = effects.expired.iter();
-    let own = own.filter(|it| &*it.payload == b"changed\r\n").count();
+    let own = rendered_by_faulty(&effects.expired);
     assert!((1..400).contains(&own), "{own}");
 }
 
 #[test]
 fn notification_of_expiries_shares_the_fuel_of_one_request() {
-    let all = policies();
-    let mut core = core(loaded().promote(digest(&all.faulty)).unwrap());
+    let mut core = faulty_core();
     let count = 200;
     for n in 0..count {
         let key = format!("slow-notify/{n}");
@@ -267,8 +273,7 @@ fn notification_of_expiries_shares_the_fuel_of_one_request() {
     }
     let effects = core.handle(Input::Sweep, at(NOW_MS + 1000)).effects;
     assert_eq!((effects.expired.len(), effects.failures), (count, 0));
-    let own = effects.expired.iter();
-    let own = own.filter(|it| &*it.payload == b"changed\r\n").count();
+    let own = rendered_by_faulty(&effects.expired);
     assert!((1..count).contains(&own), "{own}");
 }
 
@@ -276,8 +281,7 @@ fn notification_of_expiries_shares_the_fuel_of_one_request() {
 /// left.
 #[test]
 fn answer_above_the_default_fuel_limit_is_stored_whole() {
-    let all = policies();
-    let mut core = core(loaded().promote(digest(&all.faulty)).unwrap());
+    let mut core = faulty_core();
     core.store_mut().quota().fuel_max = limits::FUEL_PER_CALL_MAX;
     let mut remembered = |rounds| {
         let (effects, answer) = ask(&mut core, "client", &["SET", "key", "burn", rounds]);

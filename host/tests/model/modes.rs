@@ -78,6 +78,13 @@ impl RecordedStore {
         Self::begin(mode, self.run + 1, self.records, image)
     }
 
+    /// Records that the session of client 1 began.
+    fn record_session(&self) {
+        let mut began = Vec::new();
+        record::sessions(&mut began, &session_began(SessionId(1), "client-1"));
+        self.records.append(&[&began], false);
+    }
+
     fn peer(&self, client: u64) -> Peer {
         let session = match self.mode {
             Mode::Embedded => SessionId(client),
@@ -216,9 +223,7 @@ fn redelivered_stop_ends_the_watch_that_a_redelivered_keynotify_began() {
             let stop = [&begin[..], &["STOP"]].concat();
             let mut store = RecordedStore::new(mode);
             if mode == Mode::Embedded {
-                let mut began = Vec::new();
-                record::sessions(&mut began, &session_began(SessionId(1), "client-1"));
-                store.records.append(&[&began], false);
+                store.record_session();
             }
             store.request_with_id(1, 1, &begin);
             store.request_with_id(1, 2, &stop);
@@ -258,9 +263,7 @@ fn refusal_on_a_full_disk_is_remembered_until_a_restart() {
     let refused = "-ERR the quota has been exceeded\\r\\n";
     for mode in [Mode::Embedded, Mode::Foreign] {
         let mut store = RecordedStore::new(mode);
-        let mut began = Vec::new();
-        record::sessions(&mut began, &session_began(SessionId(1), "client-1"));
-        store.records.append(&[&began], false);
+        store.record_session();
         store.request(1, &["SET", "other", "1"]);
         let recorded = store.records.all().len();
         store.core.store_mut().quota().journal = JournalRoom::Removals;
@@ -285,9 +288,7 @@ fn refusal_on_a_full_disk_is_remembered_until_a_restart() {
 #[test]
 fn start_in_another_mode_drops_dedup_entries_and_watches() {
     let mut store = RecordedStore::new(Mode::Embedded);
-    let mut began = Vec::new();
-    record::sessions(&mut began, &session_began(SessionId(1), "client-1"));
-    store.records.append(&[&began], false);
+    store.record_session();
     store.request(1, &["SET", "k", "1"]);
     store.request(1, &["KEYNOTIFY", "k"]);
     let store = store.restart(Mode::Embedded);
@@ -468,9 +469,7 @@ fn embedded_start_renotifies_no_expirations() {
 #[test]
 fn embedded_redelivery_renotifies_no_watchers() {
     let mut store = RecordedStore::new(Mode::Embedded);
-    let mut began = Vec::new();
-    record::sessions(&mut began, &session_began(SessionId(1), "client-1"));
-    store.records.append(&[&began], false);
+    store.record_session();
     store.request_with_id(1, 7, &["SET", "k", "new"]);
     let mut store = store.restart(Mode::Embedded);
     store.request(2, &["KEYNOTIFY", "k"]);

@@ -46,6 +46,7 @@ pub(crate) enum Sent {
 pub(crate) type Notification = (u64, Option<Vec<u8>>);
 
 /// One network connection.
+#[derive(Default)]
 pub(crate) struct Link {
     pub(crate) number: u64,
     pub(crate) level: Level,
@@ -92,25 +93,7 @@ impl Link {
         Self {
             number,
             level,
-            wire: None,
-            up: VecDeque::new(),
-            up_done: 0,
-            down: VecDeque::new(),
-            inbox: Vec::new(),
-            egress: Vec::new(),
-            connacked: false,
-            abandoned: false,
-            exchanges: HashMap::new(),
-            positions: HashMap::new(),
-            connected_at: 0,
-            user_recorded: false,
-            resumed: false,
-            session: SessionId::NONE,
-            watches: BTreeMap::new(),
-            open_keys: HashSet::new(),
-            owed: BTreeMap::new(),
-            versions: HashMap::new(),
-            in_flight: HashSet::new(),
+            ..Self::default()
         }
     }
 
@@ -125,6 +108,7 @@ impl Link {
 }
 
 /// A client and its session.
+#[derive(Default)]
 pub(crate) struct Client {
     pub(crate) index: usize,
     pub(crate) name: String,
@@ -174,24 +158,10 @@ impl Client {
             expiry_s: 3600,
             receive_max: 100,
             filters: vec![(format!("r/c{index}"), 1)],
-            will_delay_s: None,
             watches: true,
-            messenger: false,
-            follower: None,
             sets_dup: true,
-            links: Vec::new(),
-            outgoing: VecDeque::new(),
             next_id: 1,
-            session: SessionId::NONE,
-            subscribed: false,
-            received: HashSet::new(),
-            arrived: HashMap::new(),
-            last: HashMap::new(),
-            wills: BTreeMap::new(),
-            responses: HashMap::new(),
-            acknowledged: Vec::new(),
-            detached_ms: 0,
-            attachments: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -54,6 +54,7 @@ pub(crate) struct Executed {
 }
 
 /// The foreign broker and its clients.
+#[derive(Default)]
 pub(crate) struct Foreign {
     pub(crate) clients: u64,
     pub(crate) departures: Departures,
@@ -86,17 +87,7 @@ impl Foreign {
     pub(crate) fn new(dice: &mut Dice) -> Self {
         Self {
             clients: 1 + dice.below(4),
-            departures: Departures::default(),
-            in_transit: VecDeque::new(),
-            connection: None,
-            connections: 0,
-            pending: VecDeque::new(),
-            acknowledged: VecDeque::new(),
-            copies: Vec::new(),
-            executed: HashMap::new(),
-            registered: HashMap::new(),
-            left: HashSet::new(),
-            watchers: Watchers::default(),
+            ..Self::default()
         }
     }
 

@@ -2,7 +2,7 @@
 
 use statehouse_core::clock::Stamp;
 use statehouse_core::request::REQUEST_TOPIC;
-use statehouse_tests::Property;
+use statehouse_tests::{Property, resp};
 use statehouse_wal::simulation::Dice;
 
 use crate::fault_plan::FaultPlan;
@@ -176,7 +176,7 @@ impl Operation {
             Self::Request { key, command } => {
                 // The counter makes the timestamp unique.
                 let count = number % 10_000;
-                let mut publish = Publish::new(REQUEST_TOPIC, resp(key, command, number))
+                let mut publish = Publish::new(REQUEST_TOPIC, payload(key, command, number))
                     .qos(qos)
                     .with(Property::ResponseTopic(format!("r/{client}")))
                     .with(Property::CorrelationData(number.to_string().into_bytes()));
@@ -241,7 +241,8 @@ pub(crate) fn fault(fine: bool) -> Vec<u8> {
     mode.to_vec()
 }
 
-fn resp(key: &str, command: &Command, number: u64) -> Vec<u8> {
+/// The payload of a request.
+fn payload(key: &str, command: &Command, number: u64) -> Vec<u8> {
     let prefix = key.strip_prefix('*').filter(|it| !it.is_empty());
     let key = prefix.unwrap_or(key).as_bytes().to_vec();
     let mut words: Vec<Vec<u8>> = Vec::new();
@@ -276,11 +277,5 @@ fn resp(key: &str, command: &Command, number: u64) -> Vec<u8> {
     if prefix.is_some() {
         words.push(b"PREFIX".to_vec());
     }
-    let mut out = format!("*{}\r\n", words.len()).into_bytes();
-    for word in words {
-        out.extend(format!("${}\r\n", word.len()).into_bytes());
-        out.extend(word);
-        out.extend(b"\r\n");
-    }
-    out
+    resp::array(&words)
 }

@@ -9,6 +9,7 @@ use statehouse_core::clock::Stamp;
 use statehouse_core::policy::Assignment;
 use statehouse_core::store::INTERNAL_ERROR;
 use statehouse_protocol::SessionId;
+use statehouse_tests::resp;
 
 use crate::operation::{Command, TOKEN, fault, value};
 
@@ -204,11 +205,7 @@ impl Oracle {
     pub(crate) fn crash(&mut self, position: u64, found: &BTreeMap<String, Vec<u8>>, now_ms: u64) {
         let cut = |entry: &Entry| entry.first <= position && position < entry.last;
         let between = self.history.iter().any(cut);
-        let whole: Vec<Entry> = std::mem::take(&mut self.history)
-            .into_iter()
-            .filter(|entry| entry.first <= position)
-            .collect();
-        self.history = whole;
+        self.history.retain(|entry| entry.first <= position);
         self.uncertain.clear();
         let changed = self.changed.values_mut();
         for reached in self.positions.values_mut().chain(changed) {
@@ -218,11 +215,7 @@ impl Oracle {
             // The table shows whether the packet at the end was handled.
             self.rebuild();
             if self.live(now_ms) != *found {
-                let (kept, cut): (Vec<_>, Vec<_>) = std::mem::take(&mut self.history)
-                    .into_iter()
-                    .partition(|entry| entry.last <= position);
-                self.history = kept;
-                drop(cut);
+                self.history.retain(|entry| entry.last <= position);
             } else {
                 for entry in self.history.iter().filter(|it| it.last > position) {
                     if let Change::Done { number, .. } = entry.change {
@@ -340,17 +333,13 @@ impl Oracle {
         if key.starts_with('f') {
             words.extend(["fence".to_owned(), TOKEN.to_owned()]);
         }
-        let mut response = format!("*{}\r\n", words.len()).into_bytes();
-        response.extend(words.iter().flat_map(|word| bulk(word.as_bytes())));
-        response
+        resp::array(&words)
     }
 
     /// The response to a SCAN of all keys.
     fn scan(&self, now_ms: u64) -> Vec<u8> {
-        let live = self.live(now_ms);
-        let mut response = format!("*1\r\n*{}\r\n", live.len()).into_bytes();
-        response.extend(live.keys().flat_map(|key| bulk(key.as_bytes())));
-        response
+        let keys: Vec<String> = self.live(now_ms).into_keys().collect();
+        [&b"*1\r\n"[..], &resp::array(&keys)].concat()
     }
 
     /// The response to a request and its change, if it is handled now.
@@ -417,7 +406,7 @@ impl Oracle {
                 None => (b"$-1\r\n", None),
             },
             Command::Get => match found {
-                Some(Value { value, .. }) => return (bulk(value), None),
+                Some(Value { value, .. }) => return (resp::bulk(value), None),
                 None => (b"$-1\r\n", None),
             },
             Command::Delete | Command::DeleteIf(_) if found.is_none() => (b":0\r\n", None),
@@ -429,14 +418,6 @@ impl Oracle {
         };
         (response.to_vec(), change)
     }
-}
-
-/// A bulk string of RESP.
-fn bulk(text: &[u8]) -> Vec<u8> {
-    let mut out = format!("${}\r\n", text.len()).into_bytes();
-    out.extend(text);
-    out.extend(b"\r\n");
-    out
 }
 
 impl Value {

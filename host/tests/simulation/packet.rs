@@ -9,11 +9,12 @@ use statehouse_tests::{
 pub(crate) use statehouse_tests::Publish;
 
 /// The protocol level of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Level {
     /// MQTT 3.1.1.
     Four,
     /// MQTT 5.
+    #[default]
     Five,
 }
 

@@ -5,12 +5,13 @@ use crate::dice::Dice;
 
 fn op(asked: u64, at: u64, command: Command, answer: Answer) -> Operation {
     Operation {
-        client: String::new(),
-        command,
-        asked,
         answered: Some((at, answer)),
-        over: u64::MAX,
+        ..lost(asked, command)
     }
+}
+
+fn read(asked: u64, n: u64, version: Version) -> Operation {
+    op(asked, asked + 1, C::Get, A::Value(n, version))
 }
 
 fn lost(asked: u64, command: Command) -> Operation {
@@ -136,7 +137,6 @@ fn stale_read_is_rejected() {
         op(0, 1, C::Set(1), A::Set(V[0])),
         op(2, 10, C::Set(2), A::Set(V[1])),
     ];
-    let read = |asked, n: u64, version| op(asked, asked + 1, C::Get, A::Value(n, version));
     accepts(&[&writes[..], &[read(3, 1, V[0]), read(5, 2, V[1])]].concat());
     rejects(&[&writes[..], &[read(3, 2, V[1]), read(5, 1, V[0])]].concat());
 }
@@ -189,7 +189,6 @@ fn decreasing_version_is_rejected() {
 #[test]
 fn unanswered_request_may_take_effect_or_not() {
     let (set, unknown) = (op(0, 1, C::Set(1), A::Set(V[0])), lost(2, C::Set(2)));
-    let read = |asked, n: u64, version| op(asked, asked + 1, C::Get, A::Value(n, version));
     accepts(&[set.clone(), unknown.clone(), read(4, 1, V[0])]);
     accepts(&[set.clone(), unknown.clone(), read(4, 2, V[1])]);
     // It may take effect late, after later reads.
@@ -237,7 +236,6 @@ fn unanswered_request_may_take_effect_or_not() {
 #[test]
 fn unanswered_request_has_no_effect_after_its_process() {
     let set = op(0, 1, C::Set(1), A::Set(V[0]));
-    let read = |asked, n: u64, version| op(asked, asked + 1, C::Get, A::Value(n, version));
     let unknown = lost_by(2, 6, C::Set(2));
     accepts(&[set.clone(), unknown.clone(), read(4, 2, V[1])]);
     // No read happened before the request was over.

@@ -3,7 +3,6 @@
 
 use std::fs::{self, File};
 
-use serde_json::Value as Json;
 use statehouse_tests::{Server, policies};
 
 use crate::{eventually, policy, wasm::bomb};
@@ -24,8 +23,7 @@ fn in_shadow(module: &str, name: &str, modes: &str) {
         assert_eq!(other.get("kept"), Some(b"still there".to_vec()));
     }
     let report = eventually("every request was compared", || {
-        let report = policy(&server, &["diff", "--json"]).text();
-        let report: Json = serde_json::from_str(&report).unwrap();
+        let report = policy(&server, &["diff", "--json"]).object();
         let counted = ["compared", "not_comparable", "skipped"]
             .iter()
             .map(|name| report[name].as_u64().unwrap())

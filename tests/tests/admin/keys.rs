@@ -171,8 +171,7 @@ fn a_change_by_an_operator_is_a_request_like_any_other() {
     // A restart knows what was changed, and accepts changes.
     let value = store.get("k");
     let mut server = server;
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     assert_eq!(server.store("press-4").get("k"), value);
     Admin::of(&server).done("PUT", "/v1/key?key=k", b"again");
 }

@@ -88,8 +88,7 @@ fn client_key_quota_leaves_room_and_survives_a_crash() {
         "another client owns it"
     );
 
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let (mut greedy, mut modest) = (server.store("greedy"), server.store("modest"));
     assert_eq!(set(&mut greedy, "8", "value"), QUOTA);
     // A write transfers a key to the writer's quota, and a deletion frees the quota of the key's
@@ -101,8 +100,7 @@ fn client_key_quota_leaves_room_and_survives_a_crash() {
     assert_eq!(greedy.ask(&["DEL", "7"]).payload(), b":1\r\n");
     greedy.set("7", "value");
 
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let (mut greedy, mut modest) = (server.store("greedy"), server.store("modest"));
     assert_eq!(set(&mut greedy, "9", "value"), QUOTA);
     change(&server, "max_client_keys = 7\nmax_client_bytes = 1000\n");
@@ -302,36 +300,30 @@ fn max_packet_bytes_of_the_connack_stays_in_effect() {
         format!("max_packet_bytes = {packet}\nmax_value_bytes = 1000\nmax_key_bytes = 100\n")
     };
     let server = Server::with_config(&settings(65_536));
-    let assert_announced = |client: &Client, bytes: u32| {
-        let connack = client.connack.clone().unwrap();
-        let announced = Property::MaximumPacketSize(bytes);
-        assert!(connack.properties.contains(&announced), "{connack:?}");
-    };
     let mut old = server.connect("old");
-    assert_announced(&old, 65_536);
+    assert_announces(&old, &Property::MaximumPacketSize(65_536));
     change(&server, &settings(10_000));
     let mut new = server.connect("new");
-    assert_announced(&new, 10_000);
+    assert_announces(&new, &Property::MaximumPacketSize(10_000));
     old.publish(Publish::new("a", vec![0; 60_000]).qos(1));
     new.publish(Publish::new("a", vec![0; 9_000]).qos(1));
     let _ = new.try_send(&Publish::new("a", vec![0; 20_000]).bytes());
     new.expect_disconnect(0x95);
 }
 
-fn assert_receive_maximum(client: &Client, most: u16) {
-    let connack = client.connack.clone().unwrap();
-    let announced = Property::ReceiveMaximum(most);
-    assert!(connack.properties.contains(&announced), "{connack:?}");
+fn assert_announces(client: &Client, limit: &Property) {
+    let connack = client.connack.as_ref().unwrap();
+    assert!(connack.properties.contains(limit), "{connack:?}");
 }
 
 #[test]
 fn receive_maximum_of_the_connack_stays_in_effect() {
     let server = Server::with_config("max_client_in_flight = 20\n");
     let mut old = server.connect("old");
-    assert_receive_maximum(&old, 20);
+    assert_announces(&old, &Property::ReceiveMaximum(20));
     change(&server, "max_client_in_flight = 2\n");
     let mut new = server.connect("new");
-    assert_receive_maximum(&new, 2);
+    assert_announces(&new, &Property::ReceiveMaximum(2));
     // QoS 2 exchanges that the client never releases, so they stay in flight.
     let start = |client: &mut Client, count: usize| {
         for _ in 0..count {
@@ -360,7 +352,7 @@ fn redelivered_full_window_is_executed_once() {
         let connect =
             |server: &Server| Client::connect(server.address(), &Connect::resume("client", 3600));
         let mut client = connect(&server);
-        assert_receive_maximum(&client, RAISED);
+        assert_announces(&client, &Property::ReceiveMaximum(RAISED));
         let mut sender = Store::on(client, "client");
         let requests: Vec<_> = (0..RAISED)
             .map(|number| {
@@ -376,12 +368,11 @@ fn redelivered_full_window_is_executed_once() {
         sender.client.abort();
         change(&server, &settings(10));
         if crash {
-            server.kill();
-            server.restart();
+            server.kill_and_restart();
         }
 
         client = connect(&server);
-        assert_receive_maximum(&client, 10);
+        assert_announces(&client, &Property::ReceiveMaximum(10));
         assert!(client.session_present());
         for (at, (packet_id, request)) in requests.into_iter().enumerate() {
             let redelivered = Publish {
@@ -435,8 +426,7 @@ fn redelivered_request_has_its_first_fuel_limit() {
     assert_eq!(store.redeliver(&request, id, true).payload(), answer);
     assert_eq!(set(&mut store, "3", "fine"), b"+OK\r\n");
 
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let mut store = connect(&server);
     assert!(store.client.session_present());
     assert_eq!(store.redeliver(&request, id, true).payload(), answer);

@@ -1,6 +1,6 @@
 //! Tests the overview, the stream of overviews and the audit log of the admin API.
 
-use std::{io::BufRead, thread};
+use std::thread;
 
 use serde_json::{Value as Json, json};
 use statehouse_tests::{Admin, Server, WallClock};
@@ -9,20 +9,6 @@ use statehouse_tests::wait::{eventually, until};
 
 /// Streams that a listener serves at once.
 const STREAMS_MAX: usize = 16;
-
-/// The next event of a stream: its name and its data.
-fn next_event(stream: &mut impl BufRead) -> (String, Json) {
-    let mut name = String::new();
-    for line in stream.lines() {
-        let line = line.expect("the stream goes on");
-        if let Some(event) = line.strip_prefix("event: ") {
-            event.clone_into(&mut name);
-        } else if let Some(data) = line.strip_prefix("data: ") {
-            return (name, serde_json::from_str(data).unwrap());
-        }
-    }
-    panic!("the stream has ended");
-}
 
 #[test]
 fn the_overview_has_rates_times_and_hot_keys() {
@@ -104,18 +90,12 @@ fn streams_are_limited_and_block_no_other_request() {
         assert_eq!(admin.without_token().ask("GET", path, b"").0, 401);
         assert_eq!(admin.ask("POST", path, b"").0, 405);
     }
-    let mut streams: Vec<_> = (0..STREAMS_MAX)
-        .map(|_| {
-            let (status, stream) = admin.follow("/v1/live");
-            assert_eq!(status, 200);
-            stream
-        })
-        .collect();
-    let (first, second) = (next_event(&mut streams[0]), next_event(&mut streams[0]));
+    let mut streams = [(); STREAMS_MAX].map(|()| admin.stream("/v1/live"));
+    let (first, second) = (streams[0].event(), streams[0].event());
     assert_eq!((&*first.0, &*second.0), ("overview", "overview"));
     assert!(first.1["time_ms"].as_u64() < second.1["time_ms"].as_u64());
     // All streams have the same document.
-    assert_eq!(next_event(&mut streams[1]).1, first.1);
+    assert_eq!(streams[1].event().1, first.1);
 
     let (status, body) = admin.ask("GET", "/v1/live", b"");
     assert!(
@@ -135,14 +115,12 @@ fn streams_are_limited_and_block_no_other_request() {
 fn stream_without_a_reader_does_not_grow_the_store() {
     let server = Server::start();
     let admin = Admin::of(&server);
-    let unread: Vec<_> = (0..STREAMS_MAX / 2)
-        .map(|_| admin.follow("/v1/live").1)
-        .collect();
-    let (_, mut read) = admin.follow("/v1/live");
-    next_event(&mut read);
+    let unread = [(); STREAMS_MAX / 2].map(|()| admin.stream("/v1/live"));
+    let mut read = admin.stream("/v1/live");
+    read.event();
     let memory_kib = server.memory_kib();
     for _ in 0..3 {
-        assert_eq!(next_event(&mut read).0, "overview");
+        assert_eq!(read.event().0, "overview");
     }
     assert!(server.memory_kib() < memory_kib + (8 << 10));
     drop(unread);

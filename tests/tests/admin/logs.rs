@@ -78,9 +78,6 @@ fn lines_are_followed_live_and_by_policy() {
     );
     assert_eq!(line["digest"].as_str().map(str::len), Some(64));
     assert!(standard.lines.all().is_empty());
-    policy(&server, &["logs", "unknown"])
-        .code(1)
-        .says("unknown");
 }
 
 /// Regression: a second version of the policy ended the command, and an unload hid the lines.

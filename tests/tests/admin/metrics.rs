@@ -148,51 +148,31 @@ fn reference_parser_accepts_the_page_in_openmetrics_format() {
     assert_eq!(samples.count(), distinct.len());
 }
 
-/// The status and the body of a request to an address, without a token.
-fn ask(address: &str, request: &str) -> (u16, String) {
-    ask_with(address, request, b"")
-}
-
-/// The same for a request with a body.
-fn ask_with(address: &str, request: &str, body: &[u8]) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    let head = format!(
-        "{request} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(body).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head[9..12].parse().unwrap(), body.to_owned())
-}
-
 #[test]
 fn metrics_listener_answers_metrics_and_probes_only() {
     let server = Server::with("", &["--metrics", "127.0.0.1:0"]);
-    let address = &server.metrics_address();
-    let (status, page) = ask(address, "GET /metrics");
+    let address = Admin::open_to_all(&server.metrics_address());
+    let (status, page) = address.ask("GET", "/metrics", b"");
     assert_eq!(status, 200, "{page}");
     assert!(page.contains("\nstatehouse_keys 0\n"), "{page}");
-    for probe in ["GET /livez", "GET /readyz"] {
-        assert_eq!(ask(address, probe), (200, "{}".to_owned()), "{probe}");
+    for probe in ["/livez", "/readyz"] {
+        for (method, body) in [("GET", "{}"), ("HEAD", "")] {
+            let answer = address.ask(method, probe, b"");
+            assert_eq!(answer, (200, body.to_owned()), "{method} {probe}");
+        }
     }
-    for probe in ["HEAD /livez", "HEAD /readyz"] {
-        assert_eq!(ask(address, probe), (200, String::new()), "{probe}");
-    }
-    for other in [
-        "GET /v1/policies",
-        "GET /v1/slow",
-        "GET /",
-        "POST /metrics",
-        "POST /v1/rollback",
+    let large = vec![0_u8; 8 << 20];
+    for (method, path, body) in [
+        ("GET", "/v1/policies", &b""[..]),
+        ("GET", "/v1/slow", b""),
+        ("GET", "/", b""),
+        ("POST", "/metrics", b""),
+        ("POST", "/v1/rollback", b""),
+        ("POST", "/v1/policies", &large),
     ] {
-        let (status, answer) = ask(address, other);
-        assert_eq!(status, 404, "{other}: {answer}");
+        let (status, answer) = address.ask(method, path, body);
+        assert_eq!(status, 404, "{method} {path}: {answer}");
     }
-    let (status, answer) = ask_with(address, "POST /v1/policies", &vec![0; 8 << 20]);
-    assert_eq!(status, 404, "{answer}");
 }
 
 /// Sends a request from this address of loopback, and leaves the connection open. Returns the
@@ -229,7 +209,8 @@ fn one_address_cannot_take_all_connections_for_metrics() {
     let held: Vec<_> = (0..32).map(|_| hold_from(OTHER, address)).collect();
     let admitted = held.iter().filter(|(_, status)| *status == 200);
     assert_eq!(admitted.count(), 8);
-    assert_eq!(ask(address, "GET /metrics").0, 200);
+    let other = Admin::open_to_all(address);
+    assert_eq!(other.ask("GET", "/metrics", b"").0, 200);
     assert_eq!(server.refused("administer"), 24);
     let line = server.wait_for_log("this address has too many connections");
     assert!(line.contains("127.0.0.2"), "{line}");

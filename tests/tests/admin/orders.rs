@@ -100,6 +100,20 @@ fn publish(client: &mut Client, publish: &Publish) -> (u8, String) {
     (ack.reason, text.unwrap_or_default())
 }
 
+/// Publishes a message that the store must take.
+#[track_caller]
+fn ship(client: &mut Client, message: &Publish) {
+    let (reason, text) = publish(client, message);
+    assert_eq!(reason, 0, "{text}");
+}
+
+/// Publishes the chunks of a file, which the store must take.
+fn ship_file(client: &mut Client, file: &[u8]) {
+    for chunk in chunks(file) {
+        ship(client, &chunk);
+    }
+}
+
 /// Waits until this order has ended. Returns the retained status.
 fn ended(server: &Server, serial: u64) -> Json {
     let mut count = 0;

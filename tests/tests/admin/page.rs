@@ -107,6 +107,7 @@ fn web_pages_of_other_origins_are_refused() {
         ("Sec-Fetch-Site: none\r\n".to_owned(), 200),
         ("Origin: http://evil.example\r\n".to_owned(), 403),
         ("Origin: http://localhost:1\r\n".to_owned(), 403),
+        ("Origin: http://127.0.0.1\r\n".to_owned(), 403),
         ("Origin: null\r\n".to_owned(), 403),
         ("Sec-Fetch-Site: cross-site\r\n".to_owned(), 403),
         ("Sec-Fetch-Site: same-site\r\n".to_owned(), 403),

@@ -36,8 +36,8 @@ fn commands_over_the_socket_need_no_token() {
     assert_eq!(data.permissions().mode() & 0o777, 0o600);
     // The data directory leads to the socket from any working directory.
     let elsewhere = tempfile::tempdir().unwrap();
-    let directory = server.directory().join("statehouse-data");
-    let all = ["policy", "list", "--data", directory.to_str().unwrap()];
+    let data = &server.data();
+    let all = ["policy", "list", "--data", data];
     assert_lists_policies(run_in(elsewhere.path(), &all, b""));
     // The option names the socket. A token in the environment changes nothing.
     let named = ["policy", "list", "--admin", "unix:admin.sock"];

@@ -6,7 +6,7 @@ use std::fs;
 
 use statehouse_tests::{Server, run_in};
 
-use crate::{OURS, answers, keygen, ours, policy, roles, sign};
+use crate::{OURS, answers, keygen, ours, policy, roles, sign, try_sign};
 
 /// Files of our policy: unsigned, signed by the trusted key, signed by another key, and changed
 /// after it was signed.
@@ -73,23 +73,12 @@ fn policy_must_be_signed_by_a_trusted_key() {
     }
     // The digest is that of the file with its signature.
     let digests = |path: &str| {
-        let text = policy(&server, &["load", path, "--json"]).code(0).text();
-        serde_json::from_str::<serde_json::Value>(&text).unwrap()["digest"].clone()
+        let loaded = policy(&server, &["load", path, "--json"]).code(0);
+        loaded.object()["digest"].clone()
     };
     let signed = digests(&files.signed);
-    let own = run_in(
-        files.directory.path(),
-        &[
-            "policy",
-            "sign",
-            "--key",
-            "trusted.key",
-            &files.signed,
-            "-o",
-            "again.wasm",
-        ],
-        b"",
-    );
+    let here = files.directory.path();
+    let own = try_sign(here, "trusted.key", &files.signed, "again.wasm");
     assert!(own.code(0).text().contains(signed.as_str().unwrap()));
 }
 
@@ -113,19 +102,8 @@ fn unsigned_policy_is_loaded_with_allow_unsigned() {
 fn policy_of_a_start_is_checked_too() {
     let files = files();
     let serve = |policy: &str, more: &[&str]| {
-        let all = [
-            &[
-                "serve",
-                "--listen",
-                "127.0.0.1:0",
-                "--trusted-keys",
-                "trusted.pub",
-                "--policy",
-                policy,
-            ],
-            more,
-        ]
-        .concat();
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--policy", policy];
+        let all = [&serve[..], &["--trusted-keys", "trusted.pub"], more].concat();
         run_in(files.directory.path(), &all, b"")
     };
     serve(&files.unsigned, &[])
@@ -137,15 +115,8 @@ fn policy_of_a_start_is_checked_too() {
         .code(2)
         .says("changed or cut");
     let key = files.directory.path().join("trusted.pub");
-    let server = Server::with(
-        "",
-        &[
-            "--trusted-keys",
-            key.to_str().unwrap(),
-            "--policy",
-            &files.signed,
-        ],
-    );
+    let trusted = ["--trusted-keys", key.to_str().unwrap()];
+    let server = Server::with("", &[&trusted[..], &["--policy", &files.signed]].concat());
     assert!(answers(&server, "tally"));
 }
 
@@ -218,28 +189,11 @@ fn unusable_key_is_refused_and_no_key_is_overwritten() {
     }
     let file = ours();
     for key in ["missing.key", &file] {
-        run_in(
-            here,
-            &["policy", "sign", "--key", key, &file, "-o", "out.wasm"],
-            b"",
-        )
-        .code(2);
+        try_sign(here, key, &file, "out.wasm").code(2);
     }
     fs::write(here.join("rubbish.wasm"), b"rubbish").unwrap();
-    run_in(
-        here,
-        &[
-            "policy",
-            "sign",
-            "--key",
-            "mine.key",
-            "rubbish.wasm",
-            "-o",
-            "out.wasm",
-        ],
-        b"",
-    )
-    .code(2)
-    .says("not WebAssembly");
+    try_sign(here, "mine.key", "rubbish.wasm", "out.wasm")
+        .code(2)
+        .says("not WebAssembly");
     assert!(!here.join("out.wasm").exists());
 }

@@ -3,9 +3,12 @@
 
 use std::time::Duration;
 
-use statehouse_tests::{Dice, Fate, Request, Way, packet::kind, wait::until};
+use statehouse_tests::{Dice, Fate, Request, wait::until};
 
-use crate::{recording_client::RecordingClient, scene::Scene};
+use crate::{
+    recording_client::RecordingClient,
+    scene::{Scene, hold_pubacks},
+};
 
 #[test]
 fn requests_keep_their_order_over_broken_connections() {
@@ -40,10 +43,7 @@ fn requests_keep_their_order_over_broken_connections() {
         })
         .collect();
     for (n, (client, requests)) in clients.iter_mut().zip(&sent).enumerate() {
-        let versions: Vec<_> = requests
-            .iter()
-            .map(|request| client.answer(request).version.unwrap())
-            .collect();
+        let versions = client.versions(requests);
         assert!(versions.is_sorted(), "out of order: {versions:?}");
         let last = versions.last().unwrap();
         let key = format!("key{n}");
@@ -63,12 +63,7 @@ fn broker_window_limits_requests_in_flight() {
     scene.wait_until_acknowledged();
     let mut writer = scene.client("writer");
     // Without acknowledgements of its answers, the store acknowledges no requests.
-    scene
-        .proxy
-        .script(|seen| match (seen.way, seen.packet.kind()) {
-            (Way::FromBroker, kind::PUBACK) => Fate::Hold,
-            _ => Fate::Pass,
-        });
+    hold_pubacks(&scene.proxy);
     let requests: Vec<Request> = (0..40)
         .map(|n| writer.send(&["SET", &format!("key {n}"), "value"]))
         .collect();

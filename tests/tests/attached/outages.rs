@@ -12,7 +12,7 @@ use statehouse_tests::{
 
 use crate::{
     recording_client::{RecordedAnswer, RecordingClient},
-    scene::Scene,
+    scene::{Scene, attachments, hold_pubacks},
 };
 
 /// The broker persists its sessions and the messages queued in them.
@@ -30,10 +30,7 @@ fn restart_of_a_persistent_broker_loses_no_request() {
         scene.broker.stop();
         scene.broker.restart();
         assert!(writer.resume() && watcher.resume(), "round {round}");
-        let versions: Vec<_> = requests
-            .iter()
-            .map(|request| writer.answer(request).version.unwrap())
-            .collect();
+        let versions = writer.versions(&requests);
         assert!(versions.is_sorted(), "{versions:?}");
         let last = versions.last().unwrap();
         watcher.wait_for_notification("key", last);
@@ -52,12 +49,12 @@ fn kill_of_a_broker_without_persistence_repeats_no_effect() {
         let requests: Vec<Request> = (0..10)
             .map(|n| writer.send(&["SET", "key", &format!("{round} {n}"), "NX"]))
             .collect();
-        let attached = attachments(&scene);
+        let attached = attachments(&scene.proxy);
         scene.broker.kill();
         scene.broker.restart();
         assert!(!writer.resume() && !watcher.resume(), "round {round}");
         until("the store attaches again", || {
-            attachments(&scene) > attached
+            attachments(&scene.proxy) > attached
         });
         let answers: Vec<RecordedAnswer> = (requests.iter())
             .map(|it| ask_until_answered(&mut writer, it))
@@ -84,13 +81,6 @@ fn kill_of_a_broker_without_persistence_repeats_no_effect() {
         });
         watcher.notifications.clear();
     }
-}
-
-/// The number of times that the store has subscribed to requests.
-fn attachments(scene: &Scene) -> usize {
-    let seen = scene.proxy.seen();
-    let subacks = seen.iter().filter(|it| it.packet.kind() == kind::SUBACK);
-    subacks.count()
 }
 
 /// Repeats a request until it is answered, as a client does after its broker has lost the session.
@@ -157,10 +147,7 @@ fn slow_connection_loses_nothing() {
     let requests: Vec<Request> = (0..60)
         .map(|n| writer.send(&["SET", "key", &n.to_string()]))
         .collect();
-    let versions: Vec<_> = requests
-        .iter()
-        .map(|request| writer.answer(request).version.unwrap())
-        .collect();
+    let versions = writer.versions(&requests);
     assert!(versions.is_sorted());
     watcher.wait_for_notification("key", versions.last().unwrap());
     assert_eq!(watcher.notified_versions("key"), versions);
@@ -210,12 +197,12 @@ fn missing_puback_and_lost_session_do_not_block_the_store() {
     // The packet ids wrap around. The store connects again, and has the same problem again.
     scene.host.wait_for_log("out of order");
     scene.proxy.pass();
-    let attached = attachments(&scene);
+    let attached = attachments(&scene.proxy);
     scene.broker.kill();
     scene.broker.restart();
     assert!(!writer.resume());
     until("the store attaches again", || {
-        attachments(&scene) > attached
+        attachments(&scene.proxy) > attached
     });
     for request in &requests {
         assert_eq!(ask_until_answered(&mut writer, request).text, "+OK\\r\\n");
@@ -228,12 +215,7 @@ fn acknowledgements_in_reverse_order_change_nothing() {
     let scene = Scene::start();
     let (mut writer, mut watcher) = (scene.client("writer"), scene.client("watcher"));
     watcher.watch("key");
-    scene
-        .proxy
-        .script(|seen| match (seen.way, seen.packet.kind()) {
-            (Way::FromBroker, kind::PUBACK) => Fate::Hold,
-            _ => Fate::Pass,
-        });
+    hold_pubacks(&scene.proxy);
     let requests: Vec<Request> = (0..50)
         .map(|n| writer.send(&["SET", "key", &n.to_string()]))
         .collect();

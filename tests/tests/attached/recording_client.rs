@@ -102,6 +102,16 @@ impl RecordingClient {
         })
     }
 
+    /// Waits for the answers to requests. Returns their versions.
+    #[track_caller]
+    pub(crate) fn versions(&mut self, requests: &[Request]) -> Vec<Hlc> {
+        let mut versions = Vec::new();
+        for request in requests {
+            versions.push(self.answer(request).version.unwrap());
+        }
+        versions
+    }
+
     /// The answer to a request, if it has arrived.
     pub(crate) fn answer_so_far(&self, request: &Request) -> Option<&RecordedAnswer> {
         self.answers.get(request.correlation.as_ref()?)

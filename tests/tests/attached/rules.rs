@@ -4,7 +4,7 @@
 use std::{fs, time::Duration};
 
 use statehouse_tests::{
-    Admin, Hlc, Ran, Request,
+    Admin, Fate, Hlc, Request,
     packet::kind,
     store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC},
 };
@@ -72,10 +72,7 @@ fn rules_behind_a_broker_count_client_ids_alone() {
     let about_connecting = log.iter().find(|line| line.contains("method Connect"));
     assert_eq!(about_connecting, None);
 
-    let explain = |question: &[&str]| -> Ran {
-        let all = [&["authz", "explain"], question].concat();
-        scene.host.run(&all)
-    };
+    let explain = |question: &[&str]| scene.host.run(&[&["authz", "explain"], question].concat());
     let allowed = explain(&["press-4", "SET", "press-4:speed"]).code(0);
     allowed.prints(&["allowed: rule 1 ", "note: behind a foreign broker"]);
     let text = allowed.text();
@@ -213,8 +210,8 @@ fn request_that_expires_in_flight_is_dropped() {
     scene.proxy.script(|seen| {
         let late = seen.packet.body.windows(4).any(|part| part == b"late");
         match late {
-            true => statehouse_tests::Fate::CutBefore,
-            false => statehouse_tests::Fate::Pass,
+            true => Fate::CutBefore,
+            false => Fate::Pass,
         }
     });
     let mut late = client.store.command(&["SET", "late", "value"]);

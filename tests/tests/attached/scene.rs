@@ -3,9 +3,24 @@
 
 use std::collections::HashSet;
 
-use statehouse_tests::{Mosquitto, Proxy, Server, packet::kind, wait::until};
+use statehouse_tests::{Fate, Mosquitto, Proxy, Server, Way, packet::kind, wait::until};
 
 use crate::recording_client::RecordingClient;
+
+/// Holds the PUBACKs of the broker. All other packets pass.
+pub(crate) fn hold_pubacks(proxy: &Proxy) {
+    proxy.script(|seen| match (seen.way, seen.packet.kind()) {
+        (Way::FromBroker, kind::PUBACK) => Fate::Hold,
+        _ => Fate::Pass,
+    });
+}
+
+/// The number of times that the store has subscribed to requests.
+pub(crate) fn attachments(proxy: &Proxy) -> usize {
+    let seen = proxy.seen();
+    let subacks = seen.iter().filter(|it| it.packet.kind() == kind::SUBACK);
+    subacks.count()
+}
 
 /// The processes of a test. The order of the fields stops the store first and the broker last.
 pub(crate) struct Scene {

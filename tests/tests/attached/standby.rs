@@ -4,14 +4,17 @@
 use std::{path::Path, thread, time::Duration};
 
 use statehouse_tests::{
-    Fate, Mosquitto, Proxy, Publish, Server, Way,
+    Mosquitto, Proxy, Publish, Server, Way,
     client::PATIENCE,
     command,
     packet::kind,
     wait::{eventually, until},
 };
 
-use crate::recording_client::RecordingClient;
+use crate::{
+    recording_client::RecordingClient,
+    scene::{attachments, hold_pubacks},
+};
 
 const SHARED_DIRECTORY: &str = "shared";
 
@@ -38,19 +41,15 @@ fn standby_takes_over_when_the_active_store_is_killed() {
         let mut waiting = standby(&broker, &data);
         waiting.wait_for_line("standby: ");
         // The kill must hit the active store while it handles requests.
-        let mut versions = Vec::new();
         let requests: Vec<_> = (0..100)
             .map(|n| writer.send(&["SET", "key", &format!("{round} {n}")]))
             .collect();
-        versions.push(writer.answer(&requests[20]).version.unwrap());
+        writer.answer(&requests[20]);
         assert!(!waiting.stdout().contains(&"ready".to_owned()));
         active.kill();
         waiting.wait_until_ready();
-        for request in &requests {
-            let version = writer.answer(request).version.unwrap();
-            versions.push(version);
-        }
-        assert!(versions[1..].is_sorted(), "{versions:?}");
+        let versions = writer.versions(&requests);
+        assert!(versions.is_sorted(), "{versions:?}");
         let last = versions.last().unwrap();
         watcher.wait_for_notification("key", last);
         writer.assert_value("key", &format!("{round} 99"), last);
@@ -133,22 +132,16 @@ fn returning_store_ends_and_the_later_one_continues() {
         marks(&other_network).iter().any(|it| !it.retain)
     });
     // Regression: the first store waited for PUBACKs over a connection that it had ended.
-    network.script(|seen| match (seen.way, seen.packet.kind()) {
-        (Way::FromBroker, kind::PUBACK) => Fate::Hold,
-        _ => Fate::Pass,
-    });
+    hold_pubacks(&network);
     network.refuse(false);
     assert_eq!(first.wait(PATIENCE).code(), Some(76));
     first.wait_for_log("another store attached with it later");
     let log = first.stderr();
     let waited = "the broker did not take everything";
     assert!(!log.iter().any(|line| line.contains(waited)), "{log:?}");
-    let attachments = || {
-        let seen = other_network.seen();
-        let subacks = seen.iter().filter(|it| it.packet.kind() == kind::SUBACK);
-        subacks.count()
-    };
-    until("the second store attaches again", || attachments() >= 2);
+    until("the second store attaches again", || {
+        attachments(&other_network) >= 2
+    });
     // The second store keeps the session.
     thread::sleep(Duration::from_millis(500));
     assert!(second.runs());
@@ -161,13 +154,6 @@ fn standby_needs_a_data_directory_and_a_broker() {
     };
     refused(&["serve", "--standby"], "broker");
     let url = "mqtt://127.0.0.1:1";
-    let memory = [
-        "serve",
-        "--broker",
-        url,
-        "--durability",
-        "memory",
-        "--standby",
-    ];
-    refused(&memory, "data directory");
+    let memory = ["serve", "--broker", url, "--durability", "memory"];
+    refused(&[&memory[..], &["--standby"]].concat(), "data directory");
 }

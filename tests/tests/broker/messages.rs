@@ -3,7 +3,7 @@
 
 use std::{thread, time::Duration};
 
-use statehouse_tests::{Mosquitto, Property, Publish, Server};
+use statehouse_tests::{Client, Connect, Mosquitto, Property, Publish, Server, property::users};
 
 #[test]
 fn properties_are_forwarded_unchanged() {
@@ -27,7 +27,6 @@ fn properties_are_forwarded_unchanged() {
     let got = client.next().publish();
     assert_eq!(got.payload, sent.payload);
     // User properties keep their order. Other properties may have any order.
-    let users = statehouse_tests::property::users;
     assert_eq!(users(&got.properties), users(&sent.properties));
     let sorted = |publish: &Publish| {
         let mut sorted: Vec<String> = publish
@@ -45,8 +44,8 @@ fn properties_are_forwarded_unchanged() {
 #[test]
 fn expired_message_is_not_delivered() {
     let server = Server::start();
-    let resume = statehouse_tests::Connect::resume("client", 60);
-    let mut client = statehouse_tests::Client::connect(server.address(), &resume);
+    let resume = Connect::resume("client", 60);
+    let mut client = Client::connect(server.address(), &resume);
     client.subscribe("a", 1);
     client.disconnect();
     let mut publisher = server.connect("publisher");
@@ -59,7 +58,7 @@ fn expired_message_is_not_delivered() {
     publisher.publish(expiring("long", 3600));
     publisher.publish(Publish::new("a", "for ever").qos(1));
     thread::sleep(Duration::from_millis(1500));
-    let mut client = statehouse_tests::Client::connect(server.address(), &resume);
+    let mut client = Client::connect(server.address(), &resume);
     let long = client.next().publish();
     assert_eq!(long.payload, b"long");
     // The server subtracts the time that the message was queued.
@@ -81,24 +80,12 @@ fn topic_alias_is_resolved_and_not_forwarded() {
     let mut client = server.connect("client");
     client.subscribe("#", 0);
     let mut publisher = server.connect("publisher");
-    let maximum = publisher
-        .connack
-        .clone()
-        .unwrap()
-        .properties
-        .iter()
-        .find_map(|property| match property {
-            Property::TopicAliasMaximum(n) => Some(*n),
-            _ => None,
-        })
-        .expect("topic aliases are offered");
-    let send = |publisher: &mut statehouse_tests::Client, topic: &str, alias| {
-        publisher.publish(
-            Publish::new(topic, "x")
-                .qos(1)
-                .with(Property::TopicAlias(alias)),
-        );
-    };
+    let connack = publisher.connack.clone().unwrap();
+    let maximum = connack.properties.iter().find_map(|it| match it {
+        Property::TopicAliasMaximum(n) => Some(*n),
+        _ => None,
+    });
+    let maximum = maximum.expect("topic aliases are offered");
     for (topic, alias, expected) in [
         ("first", 1, "first"),
         ("", 1, "first"),
@@ -109,7 +96,8 @@ fn topic_alias_is_resolved_and_not_forwarded() {
         ("second", 1, "second"),
         ("", 1, "second"),
     ] {
-        send(&mut publisher, topic, alias);
+        let message = Publish::new(topic, "x").qos(1);
+        publisher.publish(message.with(Property::TopicAlias(alias)));
         let got = client.next().publish();
         assert_eq!(got.topic, expected);
         assert!(

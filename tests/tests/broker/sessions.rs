@@ -1,5 +1,4 @@
-//! Tests sessions that outlive their connection, and session takeover (MQTT 5, sections 3.1 and
-//! 4.1).
+//! Tests connects, and sessions that outlive their connection (MQTT 5, sections 3.1 and 4.1).
 
 use std::{thread, time::Duration};
 
@@ -101,41 +100,6 @@ fn qos_2_handshake_continues_after_a_reconnect() {
     assert_eq!(client.take_ack(kind::PUBREL, sent.packet_id).reason, 0);
     client.send(&packet::acknowledge(kind::PUBCOMP, sent.packet_id));
     client.expect_nothing();
-}
-
-#[test]
-fn session_expires() {
-    let server = Server::start();
-    let resume = Connect::resume("client", 1);
-    Client::connect(server.address(), &resume).abort();
-    thread::sleep(Duration::from_millis(1500));
-    assert!(!Client::connect(server.address(), &resume).session_present());
-}
-
-#[test]
-fn disconnect_changes_the_session_expiry() {
-    let server = Server::start();
-    let resume = Connect::resume("client", 60);
-    let mut client = Client::connect(server.address(), &resume);
-    client.send(&packet::disconnect(0, &[Property::SessionExpiry(0)]));
-    client.expect_closed();
-    assert!(!Client::connect(server.address(), &resume).session_present());
-}
-
-#[test]
-fn takeover_disconnects_the_old_connection_only() {
-    let server = Server::start();
-    let resume = Connect::resume("client", 60);
-    let mut old = Client::connect(server.address(), &resume);
-    old.subscribe("a", 1);
-    let mut new = Client::connect(server.address(), &resume);
-    assert!(new.session_present());
-    old.expect_disconnect(0x8E);
-    // The end of the old connection does not affect the session.
-    let mut publisher = server.connect("publisher");
-    publisher.publish(Publish::new("a", "x").qos(1));
-    assert_eq!(new.next().publish().payload, b"x");
-    new.expect_nothing();
 }
 
 #[test]

@@ -20,7 +20,7 @@ use statehouse_tests::{
 
 use crate::{
     ask, ask_with,
-    data_directory::{data, files, flip, run_checked},
+    data_directory::{data, files, flip, restore_into, run_checked},
 };
 
 fn resume(server: &Server, id: &str) -> Client {
@@ -36,10 +36,7 @@ fn restored_store_keeps_the_owners_of_keys() {
     store.set("two", "x");
     server.store("other").set("three", "x");
     server.stop();
-    server.run(&["snapshot", "backup"]).code(0);
-    server
-        .run(&["restore", "backup", "--data", "again"])
-        .code(0);
+    restore_into(&server, "again");
     server.restart_with(&[("data", "again")]);
     let mut store = server.store("client");
     for key in ["three", "four"] {
@@ -72,10 +69,7 @@ fn write_state(server: &Server) -> Written {
     store.set("deleted", "x");
     store.ask(&["DEL", "deleted"]);
     let once = store.command(&["SET", "once", "x", "NX"]);
-    let mut sent = once.publish();
-    sent.packet_id = 4242;
-    store.client.start(sent);
-    let answer = store.finish(&once, 4242);
+    let answer = store.redeliver(&once, 4242, false);
     let mut other = server.connect("other");
     other.publish(Publish::new("kept", "retained").qos(1).retained());
     store.client.disconnect();
@@ -108,10 +102,7 @@ fn check_state(server: &Server, written: &Written) {
     let refused = store.ask(&["SET", "fenced", "y"]);
     assert!(refused.text().contains("fencing token is required"));
     // The redelivered request gets the same answer, byte for byte, and is not executed again.
-    let mut again = written.once.publish();
-    (again.packet_id, again.dup) = (4242, true);
-    store.client.start(again);
-    let again = store.finish(&written.once, 4242);
+    let again = store.redeliver(&written.once, 4242, true);
     assert_eq!(again.payload(), b"+OK\r\n");
     assert_eq!(
         (again.payload(), again.version()),
@@ -191,15 +182,11 @@ fn backup_contains_the_policy() {
     let mut store = server.store("client");
     assert_eq!(store.ask(&["SET", "key", "fine"]).payload(), b"+OK\r\n");
     drop(store);
-    server.run(&["snapshot", "backup"]).code(0);
-    server
-        .run(&["restore", "backup", "--data", "restored"])
-        .code(0);
+    restore_into(&server, "restored");
     server.stop();
     // Without --policy the last active policy is active.
-    let mut serve = statehouse_tests::command(&["serve", "--listen", "127.0.0.1:0"]);
-    serve.arg("--data").arg(server.directory().join("restored"));
-    let restored = Server::spawn(serve, tempfile::tempdir().unwrap());
+    let restored = server.directory().join("restored");
+    let restored = Server::with("", &["--data", restored.to_str().unwrap()]);
     assert!(
         restored.stdout()[1].starts_with("policy faulty "),
         "{:?}",
@@ -226,10 +213,7 @@ fn backup_contains_the_policy() {
 #[test]
 fn restored_store_has_another_name() {
     let mut server = Server::restartable(&[]);
-    server.run(&["snapshot", "backup"]).code(0);
-    server
-        .run(&["restore", "backup", "--data", "restored"])
-        .code(0);
+    restore_into(&server, "restored");
     let name = |data: &Path| fs::read_to_string(data.join("mqtt-client-id")).unwrap();
     let first = name(&data(&server));
     server.stop();
@@ -503,8 +487,7 @@ fn backup_inside_the_data_directory_is_refused() {
         }
     }
     assert!(!data(&server).join("000000000099.log").exists());
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let value = server.store("client").get("key");
     assert_eq!(value, Some(b"value".to_vec()));
 }

@@ -3,7 +3,6 @@
 
 use std::{collections::BTreeMap, fs};
 
-use serde_json::Value as Json;
 use statehouse_tests::{
     Server, command,
     command::{finish, subcommands},
@@ -14,7 +13,7 @@ use crate::check::files;
 /// Arguments, the exit code, and what the message says.
 type Row = (&'static [&'static str], i32, &'static str);
 
-const BAD: [Row; 85] = [
+const BAD: [Row; 95] = [
     (&["authz", "check", "none"], 2, "none"),
     (&["authz", "check", "no.wasm"], 2, "line 1"),
     (&["authz", "explain", "a", "FLY", "k"], 2, "FLY"),
@@ -82,13 +81,19 @@ const BAD: [Row; 85] = [
         "with \\0asm",
     ),
     (&["export", "--timeout", "soon"], 2, "500ms"),
+    (&["get"], 2, "<KEY>"),
+    (&["get", "a", "b"], 2, "'b'"),
     (&["get", "none"], 1, "none does not exist"),
     (&["get", "k", "--as-of", "soon"], 2, "2026-11-21T03:00:00Z"),
+    (&["get", "k", "--port", "0"], 2, "--port"),
+    (&["get", "k", "--port", "x"], 2, "--port"),
+    (&["get", "k", "--timeout", "soon"], 2, "500ms"),
     (&["get", "k", "--url", "http://x"], 2, "mqtt://"),
     (&["history", "k", "--data", "none"], 2, "no directory none"),
     (&["import", "lines"], 2, "line 1"),
     (&["import", "none"], 2, "none"),
     (&["lock", "k"], 2, "<COMMAND>"),
+    (&["lock", "k", "true"], 2, "true"),
     (&["lock", "free", "--", "./none"], 127, "./none"),
     (&["man", "no.wasm"], 2, "no.wasm"),
     (&["policy", "bench", "no.wasm"], 1, "with \\0asm"),
@@ -141,6 +146,7 @@ const BAD: [Row; 85] = [
     (&["restore", "no.wasm", "--data", "other"], 3, "damaged"),
     (&["scan", "-0", "--json"], 2, "--json"),
     (&["serve", "--max-bytes", "2 apples"], 2, "512MB"),
+    (&["set"], 2, "<KEY>"),
     (&["set", "k", "w", "--ttl", "soon"], 2, "500ms"),
     (
         &["set", "k", "w", "--if-version", "soon"],
@@ -166,7 +172,10 @@ const BAD: [Row; 85] = [
         "no role",
     ),
     (&["vdel", "k"], 2, "<VALUE>"),
+    (&["watch"], 2, "<KEY>"),
     (&["watch", "a?"], 2, "--exact"),
+    (&["watch", "a*b"], 2, "--exact"),
+    (&["watch", "a**"], 2, "--exact"),
 ];
 
 #[test]
@@ -193,8 +202,7 @@ fn bad_input_of_each_command_is_explained_and_changes_nothing() {
     let state = || {
         let mut files: BTreeMap<_, _> = files(here);
         files.retain(|path, _| !path.contains("statehouse-data"));
-        let policies = run(&["policy", "list", "--json"]).code(0).text();
-        let policies: Json = serde_json::from_str(&policies).unwrap();
+        let policies = run(&["policy", "list", "--json"]).code(0).object();
         let loaded = policies["policies"].as_array().unwrap().len();
         let keys = run(&["export"]).code(0).text();
         (files, keys, loaded, policies["assignment"].clone())

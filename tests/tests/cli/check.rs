@@ -35,11 +35,8 @@ pub(crate) fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
 
 fn check(directory: &Path, toml: &str) -> Ran {
     fs::write(directory.join("settings.toml"), toml).unwrap();
-    run_in(
-        directory,
-        &["serve", "--check", "--config", "settings.toml"],
-        b"",
-    )
+    let check = ["serve", "--check", "--config", "settings.toml"];
+    run_in(directory, &check, b"")
 }
 
 /// A store without its rules would serve everyone.
@@ -216,10 +213,7 @@ fn missing_directory_of_the_unit_is_no_problem() {
 #[test]
 fn check_beside_a_running_store_changes_nothing() {
     let mut server = Server::start();
-    assert_eq!(
-        server.store("a").ask(&["SET", "key", "value"]).text(),
-        "+OK\\r\\n"
-    );
+    server.store("a").set("key", "value");
     let data = server.directory().join("statehouse-data");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

@@ -24,6 +24,14 @@ pub(crate) fn data(server: &Server) -> PathBuf {
     server.directory().join("statehouse-data")
 }
 
+/// Takes a backup of a store, and restores it into this directory next to the data directory.
+pub(crate) fn restore_into(server: &Server, restored: &str) {
+    server.run(&["snapshot", "backup"]).code(0);
+    server
+        .run(&["restore", "backup", "--data", restored])
+        .code(0);
+}
+
 /// The newest segment of the log.
 pub(crate) fn log(directory: &Path) -> PathBuf {
     files(directory, "log").pop().unwrap()

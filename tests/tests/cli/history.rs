@@ -7,7 +7,7 @@ use std::{thread, time::Duration};
 use serde_json::{Value, json};
 use statehouse_tests::{Client, Connect, Hlc, Server, command::add_user, policies, store::Store};
 
-use crate::data_directory::run_checked;
+use crate::data_directory::{restore_into, run_checked};
 
 /// The changes of a key, newest first, and the line about the beginning of the history.
 fn history(server: &Server, key: &str) -> (Vec<Value>, Value) {
@@ -19,15 +19,8 @@ fn history(server: &Server, key: &str) -> (Vec<Value>, Value) {
 }
 
 fn events(changes: &[Value]) -> Vec<&str> {
-    let event = |change: &'_ Value| -> &'static str {
-        match change["event"].as_str().unwrap() {
-            "set" => "set",
-            "deleted" => "deleted",
-            "expired" => "expired",
-            other => panic!("{other}"),
-        }
-    };
-    changes.iter().map(event).collect()
+    let events = changes.iter().map(|change| change["event"].as_str());
+    events.map(Option::unwrap).collect()
 }
 
 /// The value at this moment; none if the key did not exist.
@@ -272,11 +265,8 @@ fn get_as_of_a_version_returns_its_value() {
         }
         assert_eq!(as_of(&server, "key", &before.to_string()), None);
         for (version, value) in &versions {
-            assert_eq!(
-                &as_of(&server, "key", &version.to_string()),
-                value,
-                "{version}"
-            );
+            let found = as_of(&server, "key", &version.to_string());
+            assert_eq!(found, *value, "{version}");
             // The millisecond before this version.
             let earlier = format!("{}:{}", version.wall_ms - 1, u32::MAX);
             let expected = versions
@@ -293,17 +283,10 @@ fn get_as_of_a_version_returns_its_value() {
     let json = ran.code(0).object();
     assert_eq!(json["value"], value.clone().unwrap());
     assert_eq!(json["version"], version.to_string());
-    let ran = server.run(&[
-        "get",
-        "key",
-        "--as-of",
-        &version.to_string(),
-        "--with-version",
-    ]);
-    assert_eq!(
-        ran.code(0).text(),
-        format!("{version}\n{}", value.clone().unwrap())
-    );
+    let moment = version.to_string();
+    let ran = server.run(&["get", "key", "--as-of", &moment, "--with-version"]);
+    let expected = format!("{version}\n{}", value.clone().unwrap());
+    assert_eq!(ran.code(0).text(), expected);
 }
 
 #[test]
@@ -353,10 +336,7 @@ fn moment_before_the_kept_history_is_refused() {
     let [new, _] = [store.set("changed", "2"), store.set("gone", "1")];
     store.ask(&["DEL", "gone"]);
     drop(store);
-    server.run(&["snapshot", "backup"]).code(0);
-    server
-        .run(&["restore", "backup", "--data", "restored"])
-        .code(0);
+    restore_into(&server, "restored");
     server.stop();
     server.restart_with(&[("data", "restored")]);
     let mut store = server.store("client");

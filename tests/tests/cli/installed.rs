@@ -302,17 +302,9 @@ fn package_installs_a_program_that_runs_as_its_unit_does() {
     let architecture = Command::new("dpkg").arg("--print-architecture").output();
     let architecture = String::from_utf8(architecture.unwrap().stdout).unwrap();
     let program = binary::statehouse().canonicalize().unwrap();
-    let package = script(
-        "package",
-        &[
-            "--arch",
-            architecture.trim(),
-            "--binary",
-            program.to_str().unwrap(),
-            "--out",
-            place,
-        ],
-    );
+    let (architecture, program) = (architecture.trim(), program.to_str().unwrap());
+    let from = ["--arch", architecture, "--binary", program];
+    let package = script("package", &[&from[..], &["--out", place]].concat());
     let root = directory.path().join("root");
     let mut unpack = Command::new("dpkg-deb");
     unpack.arg("--extract").arg(package).arg(&root);
@@ -357,10 +349,7 @@ fn package_installs_a_program_that_runs_as_its_unit_does() {
     serve.arg("serve").arg("--config").arg(in_root(words[3]));
     serve.args(["--listen", "127.0.0.1:0", "--data", "data"]);
     let server = Server::spawn(serve, directory);
-    assert_eq!(
-        server.store("a").ask(&["SET", "key", "value"]).text(),
-        "+OK\\r\\n"
-    );
+    server.store("a").set("key", "value");
 }
 
 /// Unpacks the one layer of an image. Returns its root and its configuration.
@@ -429,16 +418,10 @@ fn image_serves_as_its_account_and_keeps_its_volume() {
     let mut serve = in_image(&words(&config["Cmd"]));
     serve.args(["--listen", "127.0.0.1:0"]);
     let mut server = Server::spawn(serve, directory);
-    assert_eq!(
-        server.store("a").ask(&["SET", "key", "value"]).text(),
-        "+OK\\r\\n"
-    );
+    server.store("a").set("key", "value");
     assert_eq!(probe().code(0).text(), "ready\n");
     server.stop();
     probe().code(3);
     server.restart();
-    assert_eq!(
-        server.store("a").ask(&["GET", "key"]).text(),
-        "$5\\r\\nvalue\\r\\n"
-    );
+    assert_eq!(server.store("a").get("key"), Some(b"value".to_vec()));
 }

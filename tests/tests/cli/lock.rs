@@ -7,7 +7,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     os::unix::process::ExitStatusExt,
     path::Path,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -21,22 +21,8 @@ use statehouse_tests::{
     wait::{eventually, until},
 };
 
-fn locked(
-    server: &Server,
-    directory: &Path,
-    options: &[&str],
-    script: &str,
-) -> std::process::Command {
-    let at = server.address();
-    locked_at(at, directory, options, script)
-}
-
-fn locked_at(
-    at: SocketAddr,
-    directory: &Path,
-    options: &[&str],
-    script: &str,
-) -> std::process::Command {
+/// A command that holds a lock of the store at this address while a script runs.
+fn locked(at: SocketAddr, directory: &Path, options: &[&str], script: &str) -> Command {
     let (host, port) = (at.ip().to_string(), at.port().to_string());
     let mut all = vec!["lock", "--host", &host, "--port", &port];
     all.extend(options);
@@ -48,11 +34,12 @@ fn locked_at(
 
 fn run(server: &Server, options: &[&str], script: &str) -> Ran {
     let directory = tempfile::tempdir().unwrap();
-    finish(locked(server, directory.path(), options, script), b"")
+    let at = server.address();
+    finish(locked(at, directory.path(), options, script), b"")
 }
 
-fn background(server: &Server, directory: &Path, options: &[&str], script: &str) -> Child {
-    locked(server, directory, options, script)
+fn background(at: SocketAddr, directory: &Path, options: &[&str], script: &str) -> Child {
+    locked(at, directory, options, script)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -61,8 +48,8 @@ fn background(server: &Server, directory: &Path, options: &[&str], script: &str)
 }
 
 /// The same command run by another program, without standard streams.
-fn under(program: &[&str], command: &std::process::Command) -> std::process::Command {
-    let mut outer = std::process::Command::new(program[0]);
+fn under(program: &[&str], command: &Command) -> Command {
+    let mut outer = Command::new(program[0]);
     outer.args(&program[1..]);
     outer.arg(command.get_program()).args(command.get_args());
     outer.current_dir(command.get_current_dir().unwrap());
@@ -98,11 +85,6 @@ fn exit_code_of_the_command_is_returned() {
     run(&server, &["lock"], "kill -TERM $$").code(143);
     // This program handles the signal, and its command does not inherit that.
     run(&server, &["lock"], "kill -XFSZ $$").code(153);
-    let port = server.port().to_string();
-    let missing = ["lock", "lock", "--port", &port, "--", "/no/such/program"];
-    statehouse_tests::run(&missing, b"")
-        .code(127)
-        .says("/no/such/program");
     // Each command released the lock.
     assert_eq!(server.store("reader").get("lock"), None);
 }
@@ -121,7 +103,7 @@ fn command_gets_lock_variables_and_standard_streams() {
     assert_eq!(Hlc::parse_padded(&lines[1]).unwrap().node, "StateStore");
     // The command reads the standard input.
     let directory = tempfile::tempdir().unwrap();
-    let cat = locked(&server, directory.path(), &["lock"], "cat");
+    let cat = locked(server.address(), directory.path(), &["lock"], "cat");
     assert_eq!(finish(cat, b"\0in\xFF").code(0).stdout, b"\0in\xFF");
 }
 
@@ -136,7 +118,7 @@ fn commands_under_one_lock_run_one_at_a_time() {
     let mut children: Vec<Child> = (0..6)
         .map(|_| {
             background(
-                &server,
+                server.address(),
                 directory.path(),
                 &["lock", "--lease", "30s"],
                 script,
@@ -159,7 +141,7 @@ fn lease_is_renewed_while_the_command_runs() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     let mut holder = background(
-        &server,
+        server.address(),
         directory.path(),
         &["lock", "--lease", "2s", "--holder", "first"],
         "touch begun; while [ ! -e end ]; do sleep 0.05; done",
@@ -187,7 +169,7 @@ fn lock_of_a_killed_holder_ends_with_its_lease() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     let mut holder = background(
-        &server,
+        server.address(),
         directory.path(),
         &["lock", "--lease", "1500ms"],
         "touch begun; exec sleep 60",
@@ -232,7 +214,7 @@ fn signals_are_forwarded_to_the_command() {
     for name in ["HUP", "INT", "QUIT", "TERM"] {
         let directory = tempfile::tempdir().unwrap();
         let mut holder = background(
-            &server,
+            server.address(),
             directory.path(),
             &["lock"],
             "trap 'exit 5' HUP INT QUIT TERM; touch begun; while true; do sleep 0.05; done",
@@ -250,7 +232,7 @@ fn ignored_signal_stays_ignored_by_the_command() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     let script = "touch begun; while [ ! -e end ]; do sleep 0.05; done";
-    let locked = locked(&server, directory.path(), &["lock"], script);
+    let locked = locked(server.address(), directory.path(), &["lock"], script);
     let mut holder = under(&["nohup"], &locked).spawn().unwrap();
     wait_for_begin(directory.path());
     server::signal(holder.id(), "HUP");
@@ -266,7 +248,7 @@ fn lost_lock_stops_the_command_with_code_3() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     let mut holder = background(
-        &server,
+        server.address(),
         directory.path(),
         &["lock", "--lease", "3s"],
         "trap 'touch stopped; exit 0' TERM; touch begun; while true; do sleep 0.05; done",
@@ -296,12 +278,12 @@ fn answer_after_the_lease_does_not_acquire_the_lock() {
     });
     let directory = tempfile::tempdir().unwrap();
     let options = ["lock", "--lease", "400ms", "--wait", "1s"];
-    let late = locked_at(proxy.address(), directory.path(), &options, "touch ran");
+    let late = locked(proxy.address(), directory.path(), &options, "touch ran");
     finish(late, b"").code(1).says("answers too slowly");
     assert!(!directory.path().join("ran").exists());
     // Without the delay the command acquires the lock.
     proxy.pass();
-    let early = locked_at(proxy.address(), directory.path(), &options, "touch ran");
+    let early = locked(proxy.address(), directory.path(), &options, "touch ran");
     finish(early, b"").code(0);
 }
 
@@ -347,10 +329,7 @@ fn signal_ends_lock_while_it_connects() {
         let directory = tempfile::tempdir().unwrap();
         let at = listener.local_addr().unwrap();
         let options = ["lock", "--timeout", "10m"];
-        let mut connecting = locked_at(at, directory.path(), &options, "true")
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut connecting = background(at, directory.path(), &options, "true");
         let silent = listener.accept().unwrap();
         server::signal(connecting.id(), name);
         let status = server::wait(&mut connecting, Duration::from_secs(20));
@@ -368,10 +347,7 @@ fn second_signal_ends_a_release_without_an_answer() {
     let directory = tempfile::tempdir().unwrap();
     let options = ["lock", "--lease", "1h", "--timeout", "10m"];
     let script = "touch begun; while [ ! -e end ]; do sleep 0.05; done";
-    let mut holder = locked_at(proxy.address(), directory.path(), &options, script)
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut holder = background(proxy.address(), directory.path(), &options, script);
     wait_for_begin(directory.path());
     hold_answers(&proxy);
     fs::write(directory.path().join("end"), "").unwrap();
@@ -387,10 +363,7 @@ fn second_signal_ends_an_interrupted_wait_without_an_answer() {
     let proxy = Proxy::start(server.address());
     let directory = tempfile::tempdir().unwrap();
     let options = ["lock", "--timeout", "10m"];
-    let mut waiting = locked_at(proxy.address(), directory.path(), &options, "true")
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut waiting = background(proxy.address(), directory.path(), &options, "true");
     until("it asks for the lock", || has_asked(&proxy, "SET"));
     hold_answers(&proxy);
     server::signal(waiting.id(), "INT");
@@ -414,7 +387,7 @@ fn ctrl_c_on_a_terminal_reaches_the_command_once() {
     let (program, port) = (command(&[]).get_program().to_owned(), server.port());
     let program = program.to_str().unwrap();
     let line = format!("exec {program} lock lock --port {port} -- sh script < /dev/null");
-    let mut terminal = std::process::Command::new("timeout")
+    let mut terminal = Command::new("timeout")
         .args(["60", "script", "--quiet", "--return"])
         .args(["--command", &line, "/dev/null"])
         .current_dir(directory.path())
@@ -440,15 +413,12 @@ fn renewals_without_answers_stop_the_command() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
     let directory = tempfile::tempdir().unwrap();
-    let mut holder = locked_at(
+    let mut holder = background(
         proxy.address(),
         directory.path(),
         &["lock", "--lease", "1500ms"],
         "trap 'touch stopped; exit 0' TERM; touch begun; while true; do sleep 0.05; done",
-    )
-    .stdin(Stdio::null())
-    .spawn()
-    .unwrap();
+    );
     wait_for_begin(directory.path());
     hold_answers(&proxy);
     expect_end(&mut holder, 3);
@@ -462,7 +432,7 @@ fn lost_lock_stops_all_processes_of_the_command() {
     let directory = tempfile::tempdir().unwrap();
     let script = "sh -c 'while touch begun; do sleep 0.05; done'; true";
     let locked = locked(
-        &server,
+        server.address(),
         directory.path(),
         &["lock", "--lease", "3s"],
         script,

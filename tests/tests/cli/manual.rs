@@ -10,7 +10,7 @@ fn every_command_has_a_manual_page_with_examples() {
     let directory = tempfile::tempdir().unwrap();
     run_in(directory.path(), &["man", "pages"], b"").code(0);
     let help = run_in(directory.path(), &["--help"], b"").code(0);
-    let help = String::from_utf8(help.stdout).unwrap();
+    let help = help.text();
     let commands = help.split("Commands:").nth(1).unwrap();
     let commands = commands.split("Options:").next().unwrap();
     // Continuation lines of a description are indented further.
@@ -55,15 +55,6 @@ fn every_command_has_a_manual_page_with_examples() {
     assert!(examples.contains("\n  statehouse serve\n"), "{examples}");
 }
 
-#[test]
-fn unwritable_manual_directory_exits_with_code_2() {
-    let directory = tempfile::tempdir().unwrap();
-    fs::write(directory.path().join("file"), "").unwrap();
-    run_in(directory.path(), &["man", "file"], b"")
-        .code(2)
-        .says("file");
-}
-
 /// Completes the last word as bash does, in a directory. Returns the completions.
 fn completed(directory: &Path, words: &[&str]) -> Vec<String> {
     let tools = binary::statehouse().parent().unwrap();
@@ -87,7 +78,6 @@ fn shells_complete_commands_flags_and_commands_of_policies() {
         let script = run_in(directory.path(), &["completions", shell], b"").code(0);
         assert!(script.text().contains("statehouse"), "{shell}");
     }
-    run_in(directory.path(), &["completions", "klingon"], b"").code(2);
 
     let none = directory.path();
     assert_eq!(completed(none, &["hist"]), ["history"]);

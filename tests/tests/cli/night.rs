@@ -102,17 +102,10 @@ impl Night {
     /// Like [`Self::run`], for a command that sends requests as anna.
     fn ask(&self, arguments: &[&str]) -> Ran {
         let url = format!("mqtt://{}", self.server.address());
-        let login = [
-            "--url",
-            &url,
-            "--user",
-            "anna",
-            "--password-file",
-            "anna.password",
-        ];
+        let login = ["--url", &url, "--user", "anna", "--password-file"];
         self.commands.borrow_mut().push(arguments.join(" "));
         let (name, rest) = arguments.split_first().unwrap();
-        self.run(&[&[*name], &login[..], rest].concat())
+        self.run(&[&[*name], &login[..], &["anna.password"], rest].concat())
     }
 
     fn login(&self, id: &str, user: &str) -> Client {
@@ -238,25 +231,17 @@ fn who_holds_this_lock(night: &Night, press: &mut Store) {
         "renewed  20",
         "until    20",
     ];
-    assert!(
-        lines
-            .iter()
-            .zip(names)
-            .all(|(line, it)| line.starts_with(it)),
-        "{text}"
-    );
+    let mut both = lines.iter().zip(names);
+    assert!(both.all(|(line, it)| line.starts_with(it)), "{text}");
     let status = night
         .ask(&["lock", "locks/nightly", "--status", "--json"])
         .code(0)
         .object();
-    let history = night
-        .run(&["history", "locks/nightly", "--json"])
-        .code(0)
-        .text();
-    let first: Json = serde_json::from_str(history.lines().nth(1).unwrap()).unwrap();
-    assert_eq!(status["since"], first["time"], "{history}");
+    let history = night.run(&["history", "locks/nightly", "--json"]).code(0);
+    let first = &history.objects()[1];
+    assert_eq!(status["since"], first["time"], "{history:?}");
     assert_eq!(status["since_before"], Json::Null);
-    assert_eq!(status["fencing_token"], first["version"], "{history}");
+    assert_eq!(status["fencing_token"], first["version"], "{history:?}");
     assert_ne!(status["version"], status["fencing_token"]);
     night
         .ask(&["lock", "locks/nightly", "--wait", "0s", "--", "true"])

@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::Value;
 use statehouse_tests::{Ran, Server, policies};
 
-use crate::data_directory::data;
+use crate::data_directory::{data, restore_into};
 
 /// Runs a replay. Returns the differences and the summary.
 fn replay(server: &Server, arguments: &[&str], code: i32) -> (Vec<Value>, Value) {
@@ -273,10 +273,7 @@ fn replay_of_a_restored_store_starts_at_the_backup() {
     store.set("key", "1");
     store.set("key", "2");
     drop(store);
-    server.run(&["snapshot", "backup"]).code(0);
-    server
-        .run(&["restore", "backup", "--data", "restored"])
-        .code(0);
+    restore_into(&server, "restored");
     server.stop();
     server.restart_with(&[("data", "restored")]);
     let mut store = server.store("client");

@@ -7,7 +7,7 @@ use std::{thread, time::Duration};
 use serde_json::Value;
 use statehouse_tests::{Hlc, Server, wait::until};
 
-use crate::data_directory::{data, files, find, flip};
+use crate::data_directory::{data, files, find, flip, restore_into};
 
 /// The server must remove its first segment within this many rounds of one megabyte.
 const ROUNDS_MAX: usize = 100;
@@ -109,10 +109,7 @@ fn shortened_history_is_exact_and_reported_as_such() {
         );
     }
     let server = &shortened.server;
-    server.run(&["snapshot", "backup"]).code(0);
-    server
-        .run(&["restore", "backup", "--data", "restored"])
-        .code(0);
+    restore_into(server, "restored");
     let found = server
         .run(&["doctor", "restored", "--json"])
         .code(0)

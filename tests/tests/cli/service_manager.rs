@@ -1,13 +1,34 @@
 //! Tests notifications to a service manager over a socket like that of systemd.
 
-use std::fs;
-use std::io::Write;
-use std::os::unix::net::UnixDatagram;
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    io::Write,
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use statehouse_tests::{Background, Server, binary, client::PATIENCE};
+
+/// A service manager with a socket in this directory. Returns also its path.
+fn manager(directory: &Path) -> (UnixDatagram, PathBuf) {
+    let path = directory.join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    (manager, path)
+}
+
+/// A store that notifies this socket.
+fn serve(notify: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(binary::statehouse());
+    command
+        .arg("serve")
+        .args(arguments)
+        .env("NOTIFY_SOCKET", notify)
+        .env("WATCHDOG_USEC", "200000");
+    command
+}
 
 /// Waits for a notification that contains this line. Returns the notification.
 fn wait_for(manager: &UnixDatagram, line: &str) -> String {
@@ -26,14 +47,8 @@ fn wait_for(manager: &UnixDatagram, line: &str) -> String {
 #[test]
 fn service_manager_is_notified_of_start_watchdog_and_stop() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("notify");
-    let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut command = Command::new(binary::statehouse());
-    command
-        .args(["serve", "--listen", "127.0.0.1:0"])
-        .env("NOTIFY_SOCKET", &path)
-        .env("WATCHDOG_USEC", "200000");
+    let (manager, path) = manager(directory.path());
+    let command = serve(&path, &["--listen", "127.0.0.1:0"]);
     let server = Server::spawn(command, directory);
     assert!(wait_for(&manager, "READY=1").contains("STATUS="));
     let first = Instant::now();
@@ -53,13 +68,10 @@ fn service_manager_is_notified_of_start_watchdog_and_stop() {
 /// A store behind a broker that is down, in a directory with a file `password`.
 fn attaching(directory: &Path, notify: &Path) -> Command {
     fs::write(directory.join("password"), "secret").unwrap();
-    let mut command = Command::new(binary::statehouse());
+    let mut command = serve(notify, &["--broker", "mqtt://store@127.0.0.1:1"]);
     command
-        .args(["serve", "--broker", "mqtt://store@127.0.0.1:1"])
         .args(["--broker-password-file", "password"])
-        .current_dir(directory)
-        .env("NOTIFY_SOCKET", notify)
-        .env("WATCHDOG_USEC", "200000");
+        .current_dir(directory);
     command
 }
 
@@ -67,9 +79,7 @@ fn attaching(directory: &Path, notify: &Path) -> Command {
 #[test]
 fn store_is_started_before_its_broker_answers() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("notify");
-    let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (manager, path) = manager(directory.path());
     let store = Background::start(&mut attaching(directory.path(), &path));
     for line in ["READY=1", "WATCHDOG=1"] {
         let notification = wait_for(&manager, line);
@@ -83,17 +93,12 @@ fn store_is_started_before_its_broker_answers() {
 #[test]
 fn host_is_started_before_etcd_answers() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("notify");
-    let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut command = Command::new(binary::statehouse());
+    let (manager, path) = manager(directory.path());
+    let mut command = serve(&path, &["--listen", "127.0.0.1:0"]);
     command
-        .args(["serve", "--listen", "127.0.0.1:0"])
         .args(["--cluster", "http://127.0.0.1:1"])
         .args(["--cluster-listen", "127.0.0.1:0"])
-        .current_dir(directory.path())
-        .env("NOTIFY_SOCKET", &path)
-        .env("WATCHDOG_USEC", "200000");
+        .current_dir(directory.path());
     let _host = Background::start(&mut command);
     assert!(wait_for(&manager, "READY=1").contains("STATUS=waiting for etcd at "));
     for _ in 0..3 {
@@ -106,9 +111,7 @@ fn host_is_started_before_etcd_answers() {
 #[test]
 fn standby_notifies_the_watchdog_until_it_serves() {
     let mut active = Server::start();
-    let path = active.directory().join("notify");
-    let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (manager, path) = manager(active.directory());
     let mut command = attaching(active.directory(), &path);
     let _standby = Background::start(command.arg("--standby"));
     assert!(wait_for(&manager, "READY=1").contains("standby: "));
@@ -141,9 +144,7 @@ fn standby_notifies_the_watchdog_until_it_serves() {
 #[test]
 fn manager_that_reads_late_delays_only_its_notifications() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("notify");
-    let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (manager, path) = manager(directory.path());
     // A sender has room for fewer datagrams than a receiver may have.
     let fill = || {
         let sender = UnixDatagram::unbound().unwrap();
@@ -153,11 +154,7 @@ fn manager_that_reads_late_delays_only_its_notifications() {
             .count()
     };
     while fill() > 0 {}
-    let mut command = Command::new(binary::statehouse());
-    command
-        .args(["serve", "--listen", "127.0.0.1:0", "--threads", "1"])
-        .env("NOTIFY_SOCKET", &path)
-        .env("WATCHDOG_USEC", "200000");
+    let command = serve(&path, &["--listen", "127.0.0.1:0", "--threads", "1"]);
     let mut server = Server::spawn(command, directory);
     server.wait_for_log("does not read the socket that NOTIFY_SOCKET names");
     server.store("client").set("key", "value");

@@ -1,9 +1,15 @@
 //! Tests settings. Flags must override the environment, which must override the file. A wrong
 //! setting must be refused with a message that names it.
 
-use std::fs;
+use std::{fs, path::Path};
 
-use statehouse_tests::{Server, command, run_in};
+use statehouse_tests::{Ran, Server, command, run, run_in};
+
+/// Runs a store with this settings file, which it must refuse.
+fn serve_with(directory: &Path, file: &str) -> Ran {
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--config", file];
+    run_in(directory, &serve, b"").code(2).says(file)
+}
 
 fn node(server: &Server) -> String {
     let answer = server.store("client").ask(&["SET", "key", "value"]);
@@ -128,9 +134,7 @@ const SIZES: [(&str, &str, u64); 9] = [
 
 #[test]
 fn sizes_take_units_in_flags_variables_and_the_file() {
-    let help = statehouse_tests::run(&["serve", "--help"], b"")
-        .code(0)
-        .text();
+    let help = run(&["serve", "--help"], b"").code(0).text();
     let sizes = help
         .lines()
         .filter_map(|line| line.trim().strip_suffix(" <BYTES>"));
@@ -167,18 +171,14 @@ fn sizes_take_units_in_flags_variables_and_the_file() {
         fs::write(directory.path().join("wrong.toml"), wrong).unwrap();
         let mut by_variable = command(&["serve", "--check"]);
         by_variable.env(variable(name), "512 apples");
+        let check = |setting: [&str; 2]| {
+            let check = [&["serve", "--check"], &setting[..]].concat();
+            run_in(directory.path(), &check, b"")
+        };
         for ran in [
-            run_in(
-                directory.path(),
-                &["serve", "--check", &flag(name), "512 apples"],
-                b"",
-            ),
-            run_in(
-                directory.path(),
-                &["serve", "--check", "--config", "wrong.toml"],
-                b"",
-            ),
-            statehouse_tests::command::finish(by_variable, b""),
+            check([&flag(name), "512 apples"]),
+            check(["--config", "wrong.toml"]),
+            command::finish(by_variable, b""),
         ] {
             let ran = ran.code(2).says("`512 apples` is not a number of bytes");
             ran.says("such as 4194304, 512MB or 4MiB");
@@ -218,12 +218,8 @@ fn invalid_setting_is_refused_with_its_line() {
             format!("# one\nlog = \"text\"\n{line}\n"),
         )
         .unwrap();
-        let ran = run_in(
-            directory.path(),
-            &["serve", "--listen", "127.0.0.1:0", "--config", "wrong.toml"],
-            b"",
-        );
-        let ran = ran.code(2).says("wrong.toml").says(named).says("line 3");
+        let ran = serve_with(directory.path(), "wrong.toml");
+        let ran = ran.says(named).says("line 3");
         assert!(ran.stdout.is_empty(), "{ran:?}");
     }
 }
@@ -234,13 +230,7 @@ fn unreadable_settings_file_is_refused() {
     fs::write(directory.path().join("bytes.toml"), b"node = \"\xFF\"").unwrap();
     fs::write(directory.path().join("large.toml"), vec![b'#'; 2 << 20]).unwrap();
     for name in ["missing.toml", ".", "bytes.toml", "large.toml"] {
-        run_in(
-            directory.path(),
-            &["serve", "--listen", "127.0.0.1:0", "--config", name],
-            b"",
-        )
-        .code(2)
-        .says(name);
+        serve_with(directory.path(), name);
     }
 }
 
@@ -263,19 +253,17 @@ fn invalid_flag_or_variable_is_refused() {
     let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
     serve.env("STATEHOUSE_LOG_FILTER", "");
     serve.current_dir(directory.path());
-    statehouse_tests::command::finish(serve, b"")
-        .code(2)
-        .says("log filter");
+    command::finish(serve, b"").code(2).says("log filter");
     let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
     serve.env("STATEHOUSE_MAX_KEYS", "several");
-    statehouse_tests::command::finish(serve, b"")
+    command::finish(serve, b"")
         .code(2)
         .says("several")
         .says("the environment variable STATEHOUSE_MAX_KEYS");
     // The variable is valid, and the flag takes precedence.
     let mut serve = command(&["serve", "--max-keys=many"]);
     serve.env("STATEHOUSE_MAX_KEYS", "7");
-    let refused = statehouse_tests::command::finish(serve, b"").code(2);
+    let refused = command::finish(serve, b"").code(2);
     assert!(
         !refused.text().contains("STATEHOUSE_MAX_KEYS"),
         "{refused:?}"

@@ -88,13 +88,8 @@ fn files_are_reloaded_after_a_shortage_of_threads() {
     let settings = directory.path().join("settings.toml");
     fs::write(&settings, "max_keys = 5\n").unwrap();
     let mut serve = Command::new(binary::statehouse());
-    serve.args([
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--config",
-        "settings.toml",
-    ]);
+    serve.args(["serve", "--listen", "127.0.0.1:0"]);
+    serve.args(["--config", "settings.toml"]);
     serve.uid(account).gid(account);
     let server = Server::spawn(serve, directory);
     // Before the first look at the files.

@@ -95,10 +95,7 @@ fn leader_without_etcd_answers_nothing_and_leads_on() {
     cluster.etcd.resume(0);
     let mut store = resume(&cluster[cluster.follower()], "client1");
     let (request, packet_id) = &sent[1];
-    let mut again = request.publish();
-    (again.packet_id, again.dup) = (*packet_id, true);
-    store.client.start(again);
-    let answer = store.finish(request, *packet_id);
+    let answer = store.redeliver(request, *packet_id, true);
     assert_eq!(answer.text(), "+OK\\r\\n");
     assert!(answer.version() > Some(version));
     assert_eq!(store.ask(&["GET", "key"]).version(), answer.version());

@@ -21,6 +21,9 @@ const PX: Duration = Duration::from_secs(3);
 /// Steps below 100 ms move no deadline.
 const EARLY: Duration = Duration::from_millis(100);
 
+/// Clocks of hosts may differ by this time.
+const SKEW: Duration = Duration::from_secs(1);
+
 /// The leader sends its clocks over a link three times a second.
 const BEATS: Duration = Duration::from_secs(1);
 
@@ -44,13 +47,24 @@ fn start(hosts: usize, settings: &[(&str, &str)]) -> (Cluster, Vec<WallClock>) {
     (cluster, clocks)
 }
 
-/// Does something while a lock is held. The lock must last as long as its PX says.
-fn lock_over(store: &mut Store, what: &str, change: impl FnOnce()) {
+/// Acquires the lock. Returns the time before that.
+fn lock(store: &mut Store, owner: &str) -> Instant {
     let px = PX.as_millis().to_string();
     let began = Instant::now();
-    let locked = store.ask(&["SET", "lock", what, "NX", "PX", &px]);
-    assert_eq!(locked.text(), "+OK\\r\\n", "{what}");
+    let locked = store.ask(&["SET", "lock", owner, "NX", "PX", &px]);
+    assert_eq!(locked.text(), "+OK\\r\\n", "{owner}");
+    began
+}
+
+/// Does something while a lock is held. The lock must last as long as its PX says.
+fn lock_over(store: &mut Store, what: &str, change: impl FnOnce()) {
+    let began = lock(store, what);
     change();
+    expect_expiry(store, what, began, EARLY);
+}
+
+/// Waits until a lock expires. It may expire too early by this time.
+fn expect_expiry(store: &mut Store, what: &str, began: Instant, early: Duration) {
     while store.get("lock").is_some() {
         assert!(
             began.elapsed() < PX + LATE,
@@ -60,7 +74,7 @@ fn lock_over(store: &mut Store, what: &str, change: impl FnOnce()) {
     }
     let lasted = began.elapsed();
     eprintln!("{what}: a lock of {PX:?} lasted {lasted:?}");
-    assert!(lasted > PX - EARLY, "{what}: the lock lasted {lasted:?}");
+    assert!(lasted > PX - early, "{what}: the lock lasted {lasted:?}");
 }
 
 #[test]
@@ -107,18 +121,10 @@ fn lock_expires_in_time_after_a_leader_with_a_wrong_clock() {
     clocks[0].set(-HOUR_S);
     let mut store = cluster.store(1, "store");
     let last = store.set("key", "value");
-    let px = PX.as_millis().to_string();
-    let began = Instant::now();
-    store.ask(&["SET", "lock", "owner", "NX", "PX", &px]);
+    let began = lock(&mut store, "owner");
     let (_, next) = cluster.fail_over();
     let mut store = cluster.store(next.host, "next");
-    while store.get("lock").is_some() {
-        assert!(began.elapsed() < PX + LATE, "the lock does not expire");
-        thread::sleep(Duration::from_millis(20));
-    }
-    // Clocks of hosts may differ by a second.
-    let lasted = began.elapsed();
-    assert!(lasted > PX - Duration::from_secs(1), "it lasted {lasted:?}");
+    expect_expiry(&mut store, "next leader", began, SKEW);
     let version = store.set("key", "next");
     assert!(version > last, "{version} after {last}");
 }
@@ -165,32 +171,31 @@ fn refusal_of_takeover(cluster: &mut Cluster) -> String {
     held.send(&Connect::new("held").bytes());
     let heard = held.poll(Duration::from_secs(3));
     assert!(matches!(heard, Heard::Silence), "{heard:?}");
-    assert!(!leads(cluster), "a host with a wrong clock leads");
+    let second_leads = cluster.leader().is_some_and(|it| it.host == 1);
+    assert!(!second_leads, "a host with a wrong clock leads");
     said
 }
 
-/// Whether the second host has printed that it leads.
-fn leads(cluster: &Cluster) -> bool {
-    cluster.leader().is_some_and(|it| it.host == 1)
+/// The second host leads once its clock is right, with what the first one wrote.
+fn expect_takeover(cluster: &Cluster, clock: &WallClock) {
+    let epoch = cluster.present_leader().epoch;
+    clock.set(0);
+    assert_eq!(cluster.wait_for_leader_after(epoch).host, 1);
+    assert_eq!(cluster.store(1, "next").get("key"), Some(b"4".to_vec()));
 }
 
 #[test]
 fn host_5_s_behind_does_not_lead_until_its_clock_is_right() {
     let (mut cluster, clocks) = start(2, &[SHORT_LEASE]);
-    let epoch = cluster.present_leader().epoch;
     let said = refusal(&mut cluster, &clocks[1], -5);
     assert!(said.contains(" ms behind the log of the cluster"), "{said}");
-    clocks[1].set(0);
-    let next = cluster.wait_for_leader_after(epoch);
-    assert_eq!(next.host, 1);
-    assert_eq!(cluster.store(1, "reader").get("key"), Some(b"4".to_vec()));
+    expect_takeover(&cluster, &clocks[1]);
 }
 
 /// The last record is older than the clock of the other host, and clients have read later times.
 #[test]
 fn host_20_s_behind_does_not_lead_after_reads_only() {
     let (mut cluster, clocks) = start(2, &[SHORT_LEASE]);
-    let epoch = cluster.present_leader().epoch;
     clocks[1].set(-20);
     let mut store = cluster.store(0, "reader");
     store.set("key", "4");
@@ -201,25 +206,18 @@ fn host_20_s_behind_does_not_lead_after_reads_only() {
     }
     let said = refusal_of_takeover(&mut cluster);
     assert!(said.contains(" ms behind the log"), "{said}");
-    clocks[1].set(0);
-    let next = cluster.wait_for_leader_after(epoch);
-    assert_eq!(next.host, 1);
-    assert_eq!(cluster.store(1, "next").get("key"), Some(b"4".to_vec()));
+    expect_takeover(&cluster, &clocks[1]);
 }
 
 #[test]
 fn host_5_s_ahead_does_not_lead_until_its_clock_is_right() {
     let (mut cluster, clocks) = start(2, &[SHORT_LEASE]);
-    let epoch = cluster.present_leader().epoch;
     let said = refusal(&mut cluster, &clocks[1], 5);
     assert!(
         said.contains(" ms ahead of that of the last leader, gw1"),
         "{said}"
     );
-    clocks[1].set(0);
-    let next = cluster.wait_for_leader_after(epoch);
-    assert_eq!(next.host, 1);
-    assert_eq!(cluster.store(1, "reader").get("key"), Some(b"4".to_vec()));
+    expect_takeover(&cluster, &clocks[1]);
 }
 
 #[test]
@@ -266,10 +264,7 @@ fn leader_that_was_ahead_for_a_moment_is_replaced() {
     let mut store = cluster.store(0, "writer");
     clocks[0].set(HOUR_S);
     let last = store.set("key", "ahead");
-    let px = PX.as_millis().to_string();
-    let began = Instant::now();
-    let locked = store.ask(&["SET", "lock", "owner", "NX", "PX", &px]);
-    assert_eq!(locked.text(), "+OK\\r\\n");
+    let began = lock(&mut store, "owner");
     clocks[0].set(0);
     thread::sleep(BEATS);
     let (_, next) = cluster.fail_over();
@@ -278,12 +273,7 @@ fn leader_that_was_ahead_for_a_moment_is_replaced() {
     assert_eq!(store.get("key"), Some(b"ahead".to_vec()));
     let version = store.set("key", "next");
     assert!(version > last, "{version} after {last}");
-    while store.get("lock").is_some() {
-        assert!(began.elapsed() < PX + LATE, "the lock does not expire");
-        thread::sleep(Duration::from_millis(20));
-    }
-    let lasted = began.elapsed();
-    assert!(lasted > PX - Duration::from_secs(1), "it lasted {lasted:?}");
+    expect_expiry(&mut store, "next leader", began, SKEW);
 }
 
 /// In an earlier version, a command with one address failed at once, with the advice to name all

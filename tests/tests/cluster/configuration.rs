@@ -13,18 +13,9 @@ use crate::{SHORT_LEASE, authority::Authority};
 
 /// Runs a host, which must end without a signal.
 fn serve(directory: &Path, urls: &str, arguments: &[&str]) -> Ran {
-    let all = [
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        "--cluster-listen",
-        "127.0.0.1:0",
-        "--name",
-        "gw9",
-        "--cluster",
-        urls,
-    ];
-    run_in(directory, &[&all, arguments].concat(), b"")
+    let listen = ["--listen", "127.0.0.1:0", "--cluster-listen", "127.0.0.1:0"];
+    let joins = ["serve", "--name", "gw9", "--cluster", urls];
+    run_in(directory, &[&joins, &listen[..], arguments].concat(), b"")
 }
 
 #[test]
@@ -55,15 +46,8 @@ fn unusable_settings_are_refused_and_change_nothing() {
         (["--cluster-ca", "ca.pem"], "https://"),
     ] {
         // A flag can be given once, so an environment variable would hide the refusal.
-        let arguments = [&ours[..], &more].concat();
-        let all = [
-            "serve",
-            "--cluster-listen",
-            "127.0.0.1:0",
-            "--cluster",
-            &urls,
-        ];
-        let all = [&all[..], &arguments].concat();
+        let all = ["serve", "--cluster-listen", "127.0.0.1:0", "--cluster"];
+        let all = [&all[..], &[urls.as_str()], &ours, &more].concat();
         run_in(directory.path(), &all, b"").code(2).says(says);
     }
     assert_eq!(
@@ -102,14 +86,11 @@ fn data_directory_of_a_single_host_is_refused_unchanged() {
     let mut single = Server::restartable(&[]);
     single.store("writer").set("key", "value");
     single.stop();
-    serve(
-        single.directory(),
-        &cluster.urls(),
-        &["--cluster-name", NAME],
-    )
-    .code(2)
-    .says("holds the store of a single host")
-    .says("--data");
+    let ours = ["--cluster-name", NAME];
+    serve(single.directory(), &cluster.urls(), &ours)
+        .code(2)
+        .says("holds the store of a single host")
+        .says("--data");
     assert_eq!(
         cluster.etcd.revision(),
         before,
@@ -127,13 +108,13 @@ fn init_from_a_directory_changes_no_existing_cluster() {
     single.store("writer").set("key", "value");
     single.stop();
     let before = cluster.etcd.revision();
-    let data = single.directory().join("statehouse-data");
+    let data = single.data();
     cluster
-        .ask(&["init", "--from", data.to_str().unwrap()])
+        .ask(&["init", "--from", &data])
         .code(1)
         .says("exists already");
     // A host may have changed or removed the directory since the cluster was created.
-    for directory in [data.to_str().unwrap(), "missing"] {
+    for directory in [&*data, "missing"] {
         let repeated = ["init", "--if-missing", "--from", directory];
         let repeated = cluster.ask(&repeated).code(0).text();
         assert!(repeated.contains("exists already"), "{repeated}");
@@ -190,17 +171,8 @@ fn commands_of_a_cluster_tell_what_is_missing() {
     let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE]);
     let urls = cluster.urls();
     let named = |command: &str, name: &str| {
-        run(
-            &[
-                "cluster",
-                command,
-                "--cluster",
-                &urls,
-                "--cluster-name",
-                name,
-            ],
-            b"",
-        )
+        let at = ["--cluster", &urls, "--cluster-name", name];
+        run(&[&["cluster", command], &at[..]].concat(), b"")
     };
     // The leader describes itself once.
     thread::sleep(Duration::from_secs(1));
@@ -269,10 +241,8 @@ fn etcd_with_a_certificate_of_another_authority_is_refused() {
     let urls = etcd.urls().join(",");
     let ask = |ca: &Authority, command: &str| {
         let ca = ca.certificate.to_str().unwrap();
-        run(
-            &["cluster", command, "--cluster", &urls, "--cluster-ca", ca],
-            b"",
-        )
+        let at = ["--cluster", &urls, "--cluster-ca", ca];
+        run(&[&["cluster", command], &at[..]].concat(), b"")
     };
     ask(&other, "init").code(3).says("certificate");
     ask(&authority, "init").code(0);

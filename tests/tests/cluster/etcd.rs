@@ -141,6 +141,14 @@ fn name(number: usize) -> String {
     format!("key{number:05}")
 }
 
+/// Sets a key once etcd has room again, within [`ROOM`] from this moment.
+fn set_when_there_is_room(store: &mut Store, key: &str, value: &str, began: Instant) {
+    while store.ask(&["SET", key, value]).text() == REFUSED {
+        assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// Writes so many keys in turn until a write is refused, which must happen. Returns the number of
 /// accepted writes.
 fn write_until_refused(store: &mut Store, keys: usize) -> usize {
@@ -187,10 +195,7 @@ fn full_quota_refuses_writes_and_serves_reads_and_removals() {
     assert_eq!(store.get(&removed), None);
     assert_eq!(store.get(name(accepted % STATE)), Some(value));
     let began = Instant::now();
-    while store.ask(&["SET", "after", "value"]).text() == REFUSED {
-        assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
-        thread::sleep(Duration::from_millis(100));
-    }
+    set_when_there_is_room(&mut store, "after", "value", began);
     eprintln!("room after {} ms", began.elapsed().as_millis());
     assert_eq!(store.get("after"), Some(b"value".to_vec()));
     assert_eq!(store.get(&removed), None);
@@ -212,10 +217,7 @@ fn state_that_fills_the_quota_can_be_read_and_removed() {
     for number in 0..accepted {
         assert_eq!(store.ask(&["DEL", &name(number)]).text(), ":1\\r\\n");
     }
-    while store.ask(&["SET", "after", "value"]).text() == REFUSED {
-        assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
-        thread::sleep(Duration::from_millis(100));
-    }
+    set_when_there_is_room(&mut store, "after", "value", began);
 }
 
 /// Another client uses the quota up, so that etcd refuses every write, also those of the log. No
@@ -258,10 +260,7 @@ fn quota_used_up_by_another_client_loses_nothing() {
         assert!(client.session_present());
         Some(Store::on(client, "store"))
     });
-    let mut again = request.publish();
-    (again.packet_id, again.dup) = (packet_id, true);
-    store.client.start(again);
-    let mut answer = store.finish(&request, packet_id);
+    let mut answer = store.redeliver(&request, packet_id, true);
     // It may be decided before the leader knows that there is room. A refusal of the original is
     // repeated, unless another host leads by now: a full etcd has no record of it.
     while answer.text() == REFUSED {
@@ -312,8 +311,8 @@ fn init_from_a_state_beyond_the_quota_is_refused() {
     single.stop();
     let quota = format!("--quota-backend-bytes={QUOTA}");
     let mut cluster = Cluster::existing_on(Etcd::start_with(1, "http", &[quota]), &[]);
-    let data = single.directory().join("statehouse-data");
-    let init = ["init", "--from", data.to_str().unwrap()];
+    let data = single.data();
+    let init = ["init", "--from", &data];
     let before = cluster.etcd.revision();
     let bytes = QUOTA.to_string();
     let with_quota = [&init[..], &["--cluster-quota", bytes.as_str()]].concat();
@@ -344,11 +343,7 @@ fn hosts_make_room_while_a_server_of_etcd_is_down() {
         let client = Client::attempt(cluster[follower].address(), &connect("store"))?;
         Some(Store::on(client, "store"))
     });
-    let began = Instant::now();
-    while store.ask(&["SET", "key", "after"]).text() == REFUSED {
-        assert!(began.elapsed() < ROOM, "no room after {ROOM:?}");
-        thread::sleep(Duration::from_millis(100));
-    }
+    set_when_there_is_room(&mut store, "key", "after", Instant::now());
     assert_eq!(store.get("key"), Some(b"after".to_vec()));
     cluster.etcd.restart(down);
     cluster.etcd.wait_until_ready();

@@ -1,7 +1,7 @@
 //! A leader that hands over: by SIGTERM, and by `statehouse cluster handover`. Clients wait for a
 //! moment, and no request fails.
 
-use std::{io::Read, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use statehouse_tests::{Admin, Cluster, cluster, histories::Play, run, wait::until};
 
@@ -10,12 +10,6 @@ use crate::CLIENTS;
 /// Far above what a handover takes, and below what a takeover after a loss takes: that waits for
 /// the default lease of 2 s, after 1 s of silence.
 const BOUND: Duration = Duration::from_secs(10);
-
-/// The path of a host's data directory.
-fn data(cluster: &Cluster, host: usize) -> String {
-    let path = cluster[host].directory().join("statehouse-data");
-    path.into_os_string().into_string().unwrap()
-}
 
 fn check(what: &str, rounds: usize, hand_over: impl Fn(&mut Cluster, usize)) {
     let mut cluster = Cluster::with(3, 1, &[]);
@@ -63,7 +57,7 @@ fn each_of_several_handovers_changes_the_leader() {
 }
 
 fn hand_over(cluster: &mut Cluster, host: usize) {
-    let data = data(cluster, host);
+    let data = cluster[host].data();
     let done = run(&["cluster", "handover", "--data", &data], b"").code(0);
     assert_eq!(done.text(), "the host hands over\n");
     let name = cluster::name(host);
@@ -77,17 +71,16 @@ fn hand_over(cluster: &mut Cluster, host: usize) {
 fn stream_of_changes_ends_with_the_leadership() {
     let mut cluster = Cluster::start(2);
     let leader = cluster.present_leader().host;
-    let (status, mut changes) = Admin::of(&cluster[leader]).follow("/v1/changes");
-    assert_eq!(status, 200);
+    let changes = Admin::of(&cluster[leader]).stream("/v1/changes");
     hand_over(&mut cluster, leader);
-    changes.read_to_end(&mut Vec::new()).unwrap();
+    changes.expect_end();
 }
 
 #[test]
 fn handover_without_a_follower_is_refused() {
     let cluster = Cluster::start(1);
     let leader = cluster.present_leader();
-    let data = data(&cluster, leader.host);
+    let data = cluster[leader.host].data();
     run(&["cluster", "handover", "--data", &data], b"")
         .code(1)
         .says("no other host has a link to gw1");
@@ -100,7 +93,7 @@ fn handover_without_a_follower_is_refused() {
 fn handover_without_a_majority_of_etcd_is_refused() {
     let cluster = Cluster::with(2, 3, &[]);
     let leader = cluster.present_leader();
-    let data = data(&cluster, leader.host);
+    let data = cluster[leader.host].data();
     for server in 0..2 {
         cluster.etcd.pause(server);
     }
@@ -120,7 +113,7 @@ fn handover_without_a_majority_of_etcd_is_refused() {
 fn handover_at_a_follower_names_the_leader() {
     let cluster = Cluster::start(2);
     let leader = cluster.present_leader();
-    let data = data(&cluster, cluster.follower());
+    let data = cluster[cluster.follower()].data();
     let leader_name = cluster::name(leader.host);
     run(&["cluster", "handover", "--data", &data], b"")
         .code(4)
@@ -134,7 +127,7 @@ fn handover_lets_the_named_host_lead() {
     for _ in 0..3 {
         let old = cluster.present_leader();
         let target = (old.host + 2) % 3;
-        let (data, name) = (data(&cluster, old.host), cluster::name(target));
+        let (data, name) = (cluster[old.host].data(), cluster::name(target));
         let hand_over = || run(&["cluster", "handover", "--data", &data, &name], b"");
         // The link of a follower to a new leader takes a moment.
         until("the host follows", || hand_over().code == Some(0));
@@ -143,7 +136,7 @@ fn handover_lets_the_named_host_lead() {
     }
 
     let leader = cluster.present_leader();
-    let data = data(&cluster, leader.host);
+    let data = cluster[leader.host].data();
     let hand_over = |to: &str| run(&["cluster", "handover", "--data", &data, to], b"");
     let own = cluster::name(leader.host);
     let done = hand_over(&own).code(0);

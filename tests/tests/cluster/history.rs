@@ -14,7 +14,7 @@ use statehouse_tests::{
     Admin, Client, Cluster, Connect, Etcd, Hlc, Ran, Server, Store,
     client::PATIENCE,
     cluster::NAME,
-    command, run, run_in,
+    command, run,
     server::own_address,
     small::{FileSystem, Small},
     wait::eventually,
@@ -27,22 +27,14 @@ fn data(server: &Server) -> PathBuf {
     server.directory().join("statehouse-data")
 }
 
-/// Runs a command that reads the data directory of a host.
-fn offline(server: &Server, arguments: &[&str]) -> Ran {
-    let ran = run_in(server.directory(), arguments, b"");
-    assert!(!ran.stderr.contains("panicked"), "{ran:#?}");
-    ran
-}
-
 /// The changes of a key, newest first, and the line about the beginning of the history. None if the
 /// directory holds no history yet.
 fn history(server: &Server, key: &str) -> Option<(Vec<Value>, Value)> {
-    let ran = offline(server, &["history", key, "--json", "--limit", "100000"]);
+    let ran = server.run(&["history", key, "--json", "--limit", "100000"]);
     if ran.code != Some(0) {
         return None;
     }
-    let parse = |line: &str| serde_json::from_str(line).unwrap();
-    let mut lines: Vec<Value> = ran.text().lines().map(parse).collect();
+    let mut lines = ran.objects();
     let beginning = lines.pop().unwrap();
     assert_eq!(beginning["event"], "beginning");
     Some((lines, beginning))
@@ -96,7 +88,7 @@ impl Written {
             if let Some(answered) = answered {
                 assert_eq!(version, answered.to_string());
             }
-            let ran = offline(server, &["get", "key", "--as-of", version]);
+            let ran = server.run(&["get", "key", "--as-of", version]);
             match value {
                 Some(value) => assert_eq!(ran.code(0).text(), *value),
                 None => _ = ran.code(1),
@@ -107,21 +99,18 @@ impl Written {
 
 /// Every recorded write must give the same answer again, and the newest state can be asked.
 fn check_replay(server: &Server, writes: usize, last: &str) {
-    let replayed = offline(server, &["replay"]).code(0).text();
+    let replayed = server.run(&["replay"]).code(0).text();
     let all = replayed.lines().find(|line| line.starts_with("all "));
     let same = all.and_then(|line| line.split_whitespace().nth(1));
     assert_eq!(same, Some(&*writes.to_string()), "{replayed}");
-    let explained = offline(
-        server,
-        &["explain", "--data", "statehouse-data", "--", "GET", "key"],
-    )
-    .code(0);
+    let explain = ["explain", "--data", "statehouse-data", "--", "GET", "key"];
+    let explained = server.run(&explain).code(0);
     assert!(explained.text().contains(last), "{explained:#?}");
     check_doctor(server);
 }
 
 fn check_doctor(server: &Server) {
-    let found = offline(server, &["doctor"]).code(0).text();
+    let found = server.run(&["doctor"]).code(0).text();
     assert!(found.ends_with("all is well\n"), "{found}");
 }
 
@@ -345,7 +334,7 @@ fn host_without_history_keeps_no_copy() {
     cluster[0].restart_with(&[("history_bytes", "0")]);
     cluster.store(0, "second").set("key", "value");
     until("the removal of the history", || {
-        let ran = offline(&cluster[0], &["history", "key"]);
+        let ran = cluster[0].run(&["history", "key"]);
         ran.code == Some(2) && ran.stderr.contains("--history-bytes")
     });
     assert!(!data(&cluster[0]).join("history-1").exists());

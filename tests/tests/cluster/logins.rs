@@ -39,8 +39,8 @@ fn hosts_log_in_at_etcd_over_every_change_of_the_login() {
     works(&cluster, "restarted etcd");
 
     let before = cluster.present_leader();
-    let data = cluster[before.host].directory().join("statehouse-data");
-    let hand_over = ["cluster", "handover", "--data", data.to_str().unwrap()];
+    let data = cluster[before.host].data();
+    let hand_over = ["cluster", "handover", "--data", &data];
     run(&hand_over, b"").code(0);
     cluster.wait_for_leader_after(before.epoch);
     works(&cluster, "handover");
@@ -140,6 +140,15 @@ fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
+/// A certificate of a client, with this name and number.
+fn client(authority: &Authority, name: &str, serial: u64) -> Pair {
+    authority.client(&ClientCertificate {
+        name,
+        until: 2100,
+        serial,
+    })
+}
+
 /// An etcd that asks for certificates of this authority.
 fn asking_for_certificates(authority: &Authority) -> Etcd {
     let server = authority.server("etcd");
@@ -158,11 +167,7 @@ fn asking_for_certificates(authority: &Authority) -> Etcd {
 fn hosts_with_certificates_log_in_once_etcd_asks_for_it() {
     let files = tempfile::tempdir().unwrap();
     let authority = Authority::new(files.path(), "ca");
-    let host = authority.client(&ClientCertificate {
-        name: "host",
-        until: 2100,
-        serial: 1,
-    });
+    let host = client(&authority, "host", 1);
     let password = files.path().join("password");
     fs::write(&password, "first\n").unwrap();
     let password = text(&password);
@@ -200,15 +205,8 @@ fn hosts_with_certificates_log_in_once_etcd_asks_for_it() {
 fn hosts_show_etcd_the_certificate_it_asks_for() {
     let files = tempfile::tempdir().unwrap();
     let authority = Authority::new(files.path(), "ca");
-    let client = |name, serial, authority: &Authority| {
-        authority.client(&ClientCertificate {
-            name,
-            until: 2100,
-            serial,
-        })
-    };
-    let host = client("host", 1, &authority);
-    let stranger = client("stranger", 2, &Authority::new(files.path(), "other"));
+    let host = client(&authority, "host", 1);
+    let stranger = client(&Authority::new(files.path(), "other"), "stranger", 2);
     let ca = text(&authority.certificate);
     let etcd = asking_for_certificates(&authority);
     let (certificate, key) = (text(&host.certificate), text(&host.key));
@@ -263,13 +261,6 @@ fn hosts_show_etcd_the_certificate_it_asks_for() {
 fn replaced_certificate_is_used_without_a_restart() {
     let files = tempfile::tempdir().unwrap();
     let [first, second] = ["first", "second"].map(|it| Authority::new(files.path(), it));
-    let client = |authority: &Authority, name, serial| {
-        authority.client(&ClientCertificate {
-            name,
-            until: 2100,
-            serial,
-        })
-    };
     let [former, present] = [client(&first, "former", 1), client(&second, "present", 2)];
     let at = |name: &str| files.path().join(name);
     let used = Pair {

@@ -31,6 +31,12 @@ fn figure(cluster: &Cluster, host: usize, name: &str) -> Option<f64> {
     value.map(|value| value.parse().unwrap())
 }
 
+/// How often a host has begun to lead after such an event.
+fn takeovers(cluster: &Cluster, host: usize, after: &str) -> Option<f64> {
+    let name = format!("takeovers_total{{after=\"{after}\"}}");
+    figure(cluster, host, &name)
+}
+
 fn wait_for(cluster: &Cluster, host: usize, name: &str, expected: f64) {
     until(name, || figure(cluster, host, name) == Some(expected));
 }
@@ -103,30 +109,20 @@ fn metrics_follow_the_work_and_the_leaders() {
     for host in 0..3 {
         check_page(&page(&cluster, host));
         for after in ["silence", "handover", "restart"] {
-            let name = format!("takeovers_total{{after=\"{after}\"}}");
-            assert_eq!(figure(&cluster, host, &name), Some(0.0), "{host} {after}");
+            let count = takeovers(&cluster, host, after);
+            assert_eq!(count, Some(0.0), "{host} {after}");
         }
     }
 
     check_board(&cluster, &mut store);
 
     let (killed, new) = cluster.fail_over();
-    let after = |host: usize, after: &str| {
-        figure(
-            &cluster,
-            host,
-            &format!("takeovers_total{{after=\"{after}\"}}"),
-        )
-    };
+    let after = |host: usize, after: &str| takeovers(&cluster, host, after);
     assert_eq!(after(new.host, "silence"), Some(1.0));
     let other = 3 - killed.host - new.host;
     assert_eq!(after(other, "silence"), Some(0.0));
-    let data = cluster[new.host].directory().join("statehouse-data");
-    run(
-        &["cluster", "handover", "--data", data.to_str().unwrap()],
-        b"",
-    )
-    .code(0);
+    let data = cluster[new.host].data();
+    run(&["cluster", "handover", "--data", &data], b"").code(0);
     assert_eq!(cluster.wait_for_leader_after(new.epoch).host, other);
     assert_eq!(after(other, "handover"), Some(1.0));
 
@@ -165,8 +161,7 @@ fn status_lists_every_host() {
     let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
     // The number of epochs that each listed host is behind.
     let status = |cluster: &Cluster| {
-        let json = cluster.ask(&["status", "--json"]).code(0).text();
-        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let json = cluster.ask(&["status", "--json"]).code(0).object();
         let hosts = json["hosts"].as_array().unwrap().iter();
         let behind: HashMap<String, Option<u64>> = hosts
             .map(|it| {
@@ -201,8 +196,7 @@ fn status_lists_every_host() {
 
 /// The names and roles of the listed hosts.
 fn listed(cluster: &Cluster) -> HashMap<String, String> {
-    let json = cluster.ask(&["status", "--json"]).code(0).text();
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let json = cluster.ask(&["status", "--json"]).code(0).object();
     let hosts = json["hosts"].as_array().unwrap().iter();
     let text = |it: &serde_json::Value| it.as_str().unwrap().to_owned();
     hosts
@@ -250,11 +244,8 @@ fn upgrade_says_that_the_log_has_the_newest_format() {
     let cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
     let before = cluster.present_leader();
     let upgrade = |host: usize| {
-        let data = cluster[host].directory().join("statehouse-data");
-        run(
-            &["cluster", "upgrade", "--data", data.to_str().unwrap()],
-            b"",
-        )
+        let data = cluster[host].data();
+        run(&["cluster", "upgrade", "--data", &data], b"")
     };
     let done = upgrade(before.host).code(0).text();
     assert!(done.contains("format 2, the newest"), "{done}");

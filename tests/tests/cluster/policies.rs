@@ -17,11 +17,8 @@ use crate::{
 
 /// Runs `statehouse policy …` on a host.
 fn policy(cluster: &Cluster, host: usize, arguments: &[&str]) -> Ran {
-    let data = cluster[host].directory().join("statehouse-data");
-    run(
-        &[&["policy"], arguments, &["--data", data.to_str().unwrap()]].concat(),
-        b"",
-    )
+    let data = cluster[host].data();
+    run(&[&["policy"], arguments, &["--data", &data]].concat(), b"")
 }
 
 #[test]
@@ -39,18 +36,13 @@ fn promoted_policy_answers_on_the_next_leader() {
 
     let (_, new) = cluster.fail_over();
     let mut store = resume(&cluster[new.host], "client");
-    let mut again = request.publish();
-    (again.packet_id, again.dup) = (packet_id, true);
-    store.client.start(again);
-    let again = store.finish(&request, packet_id);
+    let again = store.redeliver(&request, packet_id, true);
     assert_eq!(again.text(), first.text());
     // The redelivery counted nothing.
     let next = store.ask(&["TALLY", "key"]);
     assert_eq!(next.payload(), b"*3\r\n+cluster\r\n:2\r\n+cluster\r\n");
-    let listing = policy(&cluster, new.host, &["list", "--json"])
-        .code(0)
-        .text();
-    let listing: Json = serde_json::from_str(&listing).unwrap();
+    let listing = policy(&cluster, new.host, &["list", "--json"]).code(0);
+    let listing = listing.object();
     let policies = listing["policies"].as_array().unwrap().iter();
     let mut ours = policies.filter(|it| it["name"] == "marked-cluster");
     assert_eq!(ours.next().unwrap()["roles"][0], "active");
@@ -65,8 +57,7 @@ fn orders_name_the_cluster_with_its_id() {
     let made = run_in(keys.path(), &keygen, b"").code(0).object();
     let trusted = ("trusted_keys", made["trusted_key"].as_str().unwrap());
     let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE, trusted]);
-    let status = cluster.ask(&["status", "--json"]).code(0).text();
-    let status: Json = serde_json::from_str(&status).unwrap();
+    let status = cluster.ask(&["status", "--json"]).code(0).object();
     let store = status["store"].as_str().unwrap();
     let id = store.strip_prefix("plant7-").unwrap();
     assert!(id.len() == 16 && id.bytes().all(|it| it.is_ascii_hexdigit()));
@@ -75,19 +66,9 @@ fn orders_name_the_cluster_with_its_id() {
     }
     let push = |cluster: &Cluster, host: usize, store: &str, more: &[&str]| {
         let broker = format!("mqtt://{}", cluster[host].address());
-        let push = [
-            "policy",
-            "push",
-            "--broker",
-            &broker,
-            "--key",
-            "trusted.key",
-        ];
-        run_in(
-            keys.path(),
-            &[&push[..], &["--store", store], more].concat(),
-            b"",
-        )
+        let push = ["policy", "push", "--broker", &broker, "--store", store];
+        let all = [&push[..], &["--key", "trusted.key"], more].concat();
+        run_in(keys.path(), &all, b"")
     };
     let module = policies::marked("ordered");
     let promote = [module.to_str().unwrap(), "--promote"];

@@ -3,11 +3,11 @@
 //! mounts a small file system, so it needs root.
 
 use statehouse_tests::{
-    Dice, Server, Store, WallClock,
+    Server, Store, WallClock,
     small::{FileSystem::Tmpfs, Small},
 };
 
-use crate::disk_full::{QUOTA, retry_write};
+use crate::disk_full::{QUOTA, noise, retry_write};
 
 /// SETs new keys with an expiry of an hour until one is refused. Returns their number.
 fn fill(store: &mut Store, value: &[u8]) -> usize {
@@ -35,8 +35,7 @@ fn clock_steps_on_a_full_disk_freeze_nothing() {
     let (clock, data) = (WallClock::right(), small.data());
     let mut server = Server::restartable_in(&[("data", &data)], &clock.environment());
     let mut store = server.store("client");
-    let mut dice = Dice::of(1);
-    let value: Vec<u8> = (0..8000).map(|_| dice.next() as u8).collect();
+    let value = noise(1, 8000);
     let count = fill(&mut store, &value);
     assert!(count > 500, "{count} keys");
     let mut keys = 0..count;
@@ -49,8 +48,7 @@ fn clock_steps_on_a_full_disk_freeze_nothing() {
         assert_eq!(store.get(&kept).as_ref(), Some(&value));
     }
     server.wait_for_log("the deadlines of keys do not move with the clock");
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let mut store = server.store("client");
     for n in keys {
         remove(&mut store, n);

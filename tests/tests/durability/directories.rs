@@ -47,8 +47,7 @@ fn directory_in_use_is_refused_until_its_process_ends() {
         .says("in use by another process");
     // The first process continues, and even a kill releases the directory.
     assert_eq!(store.ask(&["GET", "key"]).version(), Some(version));
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
 }
 
 #[test]
@@ -79,8 +78,7 @@ fn missing_directory_is_created_for_its_user_only() {
         fs::metadata(&created).unwrap().permissions().mode() & 0o077,
         0
     );
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     assert_eq!(server.store("client").get("key"), Some(b"value".to_vec()));
 }
 
@@ -141,8 +139,7 @@ fn torn_tail_of_the_log_is_dropped_and_logged() {
     assert_eq!(store.ask(&["GET", "kept"]).version(), Some(version));
     assert_eq!(store.get("torn"), None);
     store.set("torn", "again");
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     assert_eq!(server.store("client").get("torn"), Some(b"again".to_vec()));
 }
 

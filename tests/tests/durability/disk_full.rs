@@ -3,31 +3,30 @@
 //! system, so they need root.
 
 use std::{
-    collections::BTreeMap,
-    fs,
-    io::Write,
-    os::unix::fs::symlink,
-    path::Path,
-    thread,
-    time::{Duration, Instant},
+    collections::BTreeMap, fs, io::Write, os::unix::fs::symlink, path::Path, thread, time::Duration,
 };
 
 use statehouse_tests::{
-    Admin, Hlc, Server, Store,
+    Admin, Dice, Hlc, Server, Store,
     client::PATIENCE,
     small::{
         FileSystem::{self, Ext4, Tmpfs},
         Small,
     },
+    wait::{eventually, until},
 };
 
 pub(crate) const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 const VALUE_BYTES: usize = 100_000;
 
-/// A random value, which cannot be compressed on its way to the disk.
+/// Random bytes, which cannot be compressed on their way to the disk.
+pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut dice = Dice::of(seed);
+    (0..bytes).map(|_| dice.next() as u8).collect()
+}
+
 fn value(n: usize) -> Vec<u8> {
-    let mut dice = statehouse_tests::Dice::of(n as u64);
-    (0..VALUE_BYTES).map(|_| dice.next() as u8).collect()
+    noise(n as u64, VALUE_BYTES)
 }
 
 /// SETs new keys until one is refused, and adds the acknowledged ones to `acknowledged`.
@@ -56,19 +55,14 @@ fn check(store: &mut Store, acknowledged: &BTreeMap<usize, Hlc>) {
 
 /// Retries a write until it is accepted. The server must detect free room without an operator.
 pub(crate) fn retry_write(store: &mut Store, key: &str) -> Hlc {
-    let end = Instant::now() + PATIENCE;
-    loop {
+    eventually("writes are accepted, since there is room", || {
         let answer = store.ask(&[b"SET", key.as_bytes(), &value(1)]);
         if answer.payload() == b"+OK\r\n" {
-            return answer.version().unwrap();
+            return Some(answer.version().unwrap());
         }
         assert_eq!(answer.payload(), QUOTA);
-        assert!(
-            Instant::now() < end,
-            "there is room, and writes are refused"
-        );
-        thread::sleep(Duration::from_millis(50));
-    }
+        None
+    })
 }
 
 fn remove(store: &mut Store, n: usize, acknowledged: &mut BTreeMap<usize, Hlc>) {
@@ -104,8 +98,7 @@ fn fill_and_resize(kind: FileSystem, megabytes: u32) {
     check(&mut store, &acknowledged);
     // Restarts twice, since the first start may have changed something.
     for round in 1..=2 {
-        server.kill();
-        server.restart();
+        server.kill_and_restart();
         store = server.store("client");
         check(&mut store, &acknowledged);
         assert_eq!(store.get("key 0"), None);
@@ -124,8 +117,7 @@ fn growth_is_accepted_and_kept(
 ) {
     let version = retry_write(&mut store, "again");
     assert!(acknowledged.values().all(|earlier| earlier < &version));
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let mut store = server.store("client");
     check(&mut store, acknowledged);
     assert_eq!(store.get("again"), Some(value(1)));
@@ -202,8 +194,7 @@ fn overwrite_few_keys(kind: FileSystem) {
         assert_eq!(answer.payload(), b"+OK\r\n");
         last = answer.version();
     }
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let mut store = server.store("client");
     assert_eq!(store.ask(&["GET", "key 9"]).version(), last);
 }
@@ -310,8 +301,7 @@ fn full_disk_without_a_store_name_serves_reads() {
 
 /// Waits until the server counts with at most this much room. It asks the file system once a second.
 fn wait_for_free_bytes(small: &Small, most: u64) {
-    let end = Instant::now() + PATIENCE;
-    loop {
+    until("the server notices that other files fill the disk", || {
         let (_, page) = Admin::at(small.data().as_ref()).ask("GET", "/metrics", b"");
         let value = |line: &str| {
             line.strip_prefix("statehouse_disk_free_bytes ")?
@@ -319,15 +309,8 @@ fn wait_for_free_bytes(small: &Small, most: u64) {
                 .ok()
         };
         let free: u64 = page.lines().find_map(value).unwrap();
-        if free <= most {
-            return;
-        }
-        assert!(
-            Instant::now() < end,
-            "the server does not notice that other files fill the disk"
-        );
-        thread::sleep(Duration::from_millis(50));
-    }
+        free <= most
+    });
 }
 
 /// Regression: the record of a long write needs a segment of its own, and the disk had no room for
@@ -341,19 +324,11 @@ fn long_write_gets_the_room_of_spare_segments() {
     let server = start(&small, &[]);
     let mut store = server.store("client");
     store.set("old", "value");
-    // Until the log has prepared its segments.
     let is_spare = |file: &fs::DirEntry| file.path().extension().is_some_and(|it| it == "spare");
-    let end = Instant::now() + PATIENCE;
-    while fs::read_dir(small.data())
-        .unwrap()
-        .flatten()
-        .filter(is_spare)
-        .count()
-        < 2
-    {
-        assert!(Instant::now() < end, "the log prepares no segments");
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("the log has prepared its segments", || {
+        let files = fs::read_dir(small.data()).unwrap().flatten();
+        files.filter(is_spare).count() >= 2
+    });
     let filler = small.path().join("of another program");
     fs::write(&filler, vec![1; small.free_bytes() - FREE]).unwrap();
     wait_for_free_bytes(&small, FREE as u64);

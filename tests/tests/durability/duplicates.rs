@@ -1,7 +1,7 @@
 //! Duplicate requests (protocol, section 9). A redelivered request must have one effect and return
 //! its first answer, even over `kill -9`.
 
-use statehouse_tests::{Answer, Hlc, Server, Store, policies, store};
+use statehouse_tests::{Answer, Hlc, Request, Server, Store, policies, store};
 
 use crate::resumed::{begin, resume};
 
@@ -24,15 +24,10 @@ fn after(server: &mut Server, between: Break, store: Store) -> Store {
     match between {
         Break::None => return store,
         Break::Connection => store.client.abort(),
-        Break::Kill => {
-            server.kill();
-            server.restart();
-        }
+        Break::Kill => server.kill_and_restart(),
         Break::KillTwice => {
-            server.kill();
-            server.restart();
-            server.kill();
-            server.restart();
+            server.kill_and_restart();
+            server.kill_and_restart();
         }
     }
     resume(server, &id)
@@ -86,8 +81,7 @@ fn one_effect_and_one_answer(between: Break, dup: bool) {
             other.ask(&on_key(before, n));
         }
         let request = store.command(&on_key(case.request, n));
-        let packet_id = store.client.start(request.publish());
-        let answer = store.finish(&request, packet_id);
+        let (packet_id, answer) = store.exchange(&request);
         assert_eq!(answer.payload(), case.answer, "{:?}", case.request);
         sent.push((request, packet_id, answer));
     }
@@ -225,13 +219,7 @@ fn redelivered_reads_and_malformed_requests_run_again() {
         store.command(&["SCAN", "k*"]),
         store.command(&["SET", "key"]),
     ];
-    let answers: Vec<(u16, Answer)> = requests
-        .iter()
-        .map(|request| {
-            let id = store.client.start(request.publish());
-            (id, store.finish(request, id))
-        })
-        .collect();
+    let answers = requests.each_ref().map(|request| store.exchange(request));
     store.set("key", "value");
     let mut store = after(&mut server, Break::Kill, store);
     let mut repeat = |n: usize| store.redeliver(&requests[n], answers[n].0, true);
@@ -255,16 +243,16 @@ fn redelivered_keynotify_watches_on_the_new_connection() {
         let name = format!("{between:?}");
         let mut store = begin(&server, &name);
         let watch = store.command(&["KEYNOTIFY", "watched"]);
-        let watch_id = store.client.start(watch.publish());
-        assert_eq!(store.finish(&watch, watch_id).payload(), b"+OK\r\n");
+        let (watch_id, answer) = store.exchange(&watch);
+        assert_eq!(answer.payload(), b"+OK\r\n");
         store.watch("ended");
         store.watch("stopped");
         let stop = store.command(&["KEYNOTIFY", "stopped", "STOP"]);
-        let stop_id = store.client.start(stop.publish());
-        assert_eq!(store.finish(&stop, stop_id).payload(), b"+OK\r\n");
+        let (stop_id, answer) = store.exchange(&stop);
+        assert_eq!(answer.payload(), b"+OK\r\n");
         let nothing = store.command(&["KEYNOTIFY", "none", "STOP"]);
-        let nothing_id = store.client.start(nothing.publish());
-        assert_eq!(store.finish(&nothing, nothing_id).payload(), b":0\r\n");
+        let (nothing_id, answer) = store.exchange(&nothing);
+        assert_eq!(answer.payload(), b":0\r\n");
 
         let mut store = after(&mut server, between, store);
         let answer = store.redeliver(&watch, watch_id, true);
@@ -288,6 +276,15 @@ fn redelivered_keynotify_watches_on_the_new_connection() {
     }
 }
 
+/// Redelivers a request with DUP, which must get its first answer.
+fn expect_first_answer(store: &mut Store, request: &Request, id: u16, first: &Answer) {
+    let answer = store.redeliver(request, id, true);
+    assert_eq!(
+        (answer.text(), answer.version()),
+        (first.text(), first.version())
+    );
+}
+
 /// A redelivered request returns the answer of the policy that handled it, although another policy
 /// is active now.
 #[test]
@@ -301,14 +298,8 @@ fn redelivery_after_a_policy_change_keeps_its_answer() {
         store.command(&["SET", "taken", "fine", "NX"]),
         store.command(&["VDEL", "taken", "fine"]),
     ];
-    let answers: Vec<(u16, Answer)> = requests
-        .iter()
-        .map(|request| {
-            let id = store.client.start(request.publish());
-            (id, store.finish(request, id))
-        })
-        .collect();
-    let payloads: Vec<&[u8]> = answers.iter().map(|(_, answer)| answer.payload()).collect();
+    let answers = requests.each_ref().map(|request| store.exchange(request));
+    let payloads = answers.each_ref().map(|(_, answer)| answer.payload());
     assert_eq!(payloads, [&b"+OK\r\n"[..], b":-1\r\n", b":-1\r\n"]);
     // Switches to the other policy and back, so that each has handled requests of this session.
     server.kill();
@@ -319,38 +310,21 @@ fn redelivery_after_a_policy_change_keeps_its_answer() {
         b"-ERR internal error\r\n"
     );
     let fine = store.command(&["SET", "taken", "fine", "NX"]);
-    let fine_id = store.client.start(fine.publish());
-    let by_faulty = store.finish(&fine, fine_id);
+    let (fine_id, by_faulty) = store.exchange(&fine);
     assert_eq!(by_faulty.payload(), b"+OK\r\n");
     for (request, (id, first)) in requests.iter().zip(&answers) {
-        let answer = store.redeliver(request, *id, true);
-        assert_eq!(
-            (answer.text(), answer.version()),
-            (first.text(), first.version())
-        );
+        expect_first_answer(&mut store, request, *id, first);
     }
     assert_eq!(store.get("free"), Some(b"value".to_vec()));
     server.kill();
     server.restart_with(&[("policy", "builtin")]);
     let mut store = resume(&server, "client");
-    let answer = store.redeliver(&fine, fine_id, true);
-    assert_eq!(
-        (answer.text(), answer.version()),
-        (by_faulty.text(), by_faulty.version())
-    );
+    expect_first_answer(&mut store, &fine, fine_id, &by_faulty);
     for (request, (id, first)) in requests.iter().zip(&answers) {
-        let answer = store.redeliver(request, *id, true);
-        assert_eq!(
-            (answer.text(), answer.version()),
-            (first.text(), first.version())
-        );
+        expect_first_answer(&mut store, request, *id, first);
     }
-    assert!(
-        server
-            .stderr()
-            .iter()
-            .all(|line| !line.contains("answered otherwise"))
-    );
+    let log = server.stderr();
+    assert!(log.iter().all(|line| !line.contains("answered otherwise")));
 }
 
 /// A policy that counts in its own memory answers a redelivery differently. The client gets the
@@ -362,8 +336,8 @@ fn differing_answer_to_a_redelivery_is_logged() {
     let mut asked = Vec::new();
     for _ in 0..3 {
         let request = store.command(&["COUNT", "-"]);
-        let id = store.client.start(request.publish());
-        asked.push((store.finish(&request, id).payload().to_vec(), request, id));
+        let (id, answer) = store.exchange(&request);
+        asked.push((answer.payload().to_vec(), request, id));
     }
     let (first, request, id) = asked.pop().unwrap();
     assert_eq!(first, b":3\r\n");

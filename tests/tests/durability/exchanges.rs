@@ -1,11 +1,10 @@
 //! QoS 2 over `kill -9` (MQTT 5, section 4.3.3; protocol, section 9). A request must be executed
 //! once, at its PUBLISH, wherever in the exchange the process is killed.
 
-use std::time::{Duration, Instant};
-
 use statehouse_tests::{
     Request, Server, Store,
     packet::{acknowledge, kind},
+    wait::until,
 };
 
 use crate::resumed::{begin, resume};
@@ -26,18 +25,14 @@ fn publish(store: &mut Store, request: &Request, dup: bool) {
 }
 
 fn restart(server: &mut Server) -> Store {
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     resume(server, "client")
 }
 
 /// Waits until the request was executed, without reading from the client's connection.
 fn wait_until_set(server: &Server) {
     let mut other = server.store("other");
-    let end = Instant::now() + Duration::from_secs(10);
-    while other.get("key").is_none() {
-        assert!(Instant::now() < end, "the request was not executed");
-    }
+    until("the request is executed", || other.get("key").is_some());
 }
 
 fn finish(store: &mut Store) {

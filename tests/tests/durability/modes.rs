@@ -5,7 +5,7 @@ use std::{fs, thread, time::Duration};
 
 use statehouse_tests::{Hlc, Server, Store};
 
-use crate::resumed::begin;
+use crate::resumed::{begin, resume};
 
 /// Sends a SET with the value `asks` of `aio-persistence`, if any. Returns the value of `persisted`
 /// in the answer.
@@ -72,8 +72,7 @@ fn memory_mode_writes_no_file() {
     );
     let left: Vec<_> = fs::read_dir(server.directory()).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     // No session survived either.
     assert_eq!(begin(&server, "client").get("key"), None);
 }
@@ -98,8 +97,7 @@ fn write_requesting_the_disk_survives_with_earlier_ones() {
         Some("disk")
     );
     set(&mut store, "after", None);
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let mut store = server.store("other");
     assert_eq!(store.get("asked"), Some(b"value".to_vec()));
     for n in 0..20 {
@@ -120,8 +118,7 @@ fn versions_increase_although_writes_are_lost() {
             let version = store.call(&set.with("__ts", Hlc::now(ahead_ms))).version();
             assert!(version > last, "{n} {ahead_ms}");
             last = version;
-            server.kill();
-            server.restart();
+            server.kill_and_restart();
             store = server.store("client");
         }
         assert!(Some(store.set("key", "value")) > last);
@@ -137,7 +134,7 @@ fn orderly_stop_loses_nothing() {
         let version = store.set("key", "value");
         server.stop();
         server.restart();
-        let mut store = crate::resumed::resume(&server, "client");
+        let mut store = resume(&server, "client");
         let answer = store.ask(&["GET", "key"]);
         assert_eq!(
             (answer.payload(), answer.version()),
@@ -202,8 +199,7 @@ fn versions_rise_and_fences_survive_over_kills() {
         let version = store.set("key", round.to_string());
         assert!(version > last, "{version} after {last}");
         last = version;
-        server.kill();
-        server.restart();
+        server.kill_and_restart();
         store = server.store("client");
         assert_eq!(store.ask(&["GET", "key"]).version(), Some(last.clone()));
         let bare = store.ask(&["SET", "fenced", "bare"]);
@@ -237,8 +233,7 @@ fn keys_and_values_of_any_bytes_survive_kills() {
         .map(|(key, value)| store.set(key, value))
         .collect();
     for _ in 0..2 {
-        server.kill();
-        server.restart();
+        server.kill_and_restart();
         let mut store = server.store("client");
         for ((key, value), version) in entries.iter().zip(&versions) {
             assert_eq!(store.get(key).as_ref(), Some(value));

@@ -264,15 +264,10 @@ fn answer_to_a_redelivery_has_the_same_properties() {
     let mut request = store.command(&["SET", "key", "value"]);
     request.expiry_s = Some(600);
     request = request.with("aio-persistence", "true");
-    let id = store.client.start(request.publish());
-    let first = store.finish(&request, id);
-    server.kill();
-    server.restart();
+    let (id, first) = store.exchange(&request);
+    server.kill_and_restart();
     let mut store = resume(&server, "client");
-    let mut publish = request.publish();
-    (publish.packet_id, publish.dup) = (id, true);
-    store.client.start(publish);
-    let second = store.finish(&request, id);
+    let second = store.redeliver(&request, id, true);
     assert_eq!(first.user(), second.user());
     assert_eq!(property::users(&first.publish.properties).len(), 4);
     assert_eq!(first.publish.topic, second.publish.topic);

@@ -1,4 +1,4 @@
-//! Store clients whose sessions outlive their connections.
+//! Store clients whose sessions outlive their connections, and restarts of their server.
 
 use statehouse_tests::{Client, Connect, Server, Store};
 

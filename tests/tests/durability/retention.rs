@@ -16,8 +16,7 @@ const ENDED: usize = 150;
 fn ask(store: &mut Store, n: usize) -> (Request, u16, Vec<u8>) {
     let key = format!("{} {n}", store.id);
     let request = store.command(&["SET", &key, "value", "NX"]);
-    let id = store.client.start(request.publish());
-    let answer = store.finish(&request, id);
+    let (id, answer) = store.exchange(&request);
     assert_eq!(answer.payload(), b"+OK\r\n");
     (request, id, answer.version().unwrap().to_string().into())
 }
@@ -40,15 +39,11 @@ fn ended_sessions_evict_no_requests_of_live_sessions() {
     }
     // The first start recovers from the log alone, the second from what the first one wrote.
     for _ in 0..2 {
-        server.kill();
-        server.restart();
+        server.kill_and_restart();
         for (client, asked) in &live {
             let mut store = resume(&server, client);
             for (request, id, version) in asked {
-                let mut publish = request.publish();
-                (publish.packet_id, publish.dup) = (*id, true);
-                store.client.start(publish);
-                let answer = store.finish(request, *id);
+                let answer = store.redeliver(request, *id, true);
                 assert_eq!(answer.payload(), b"+OK\r\n", "{client}");
                 let repeated = answer.version().unwrap().to_string();
                 assert_eq!(repeated.as_bytes(), version, "{client}");

@@ -14,11 +14,6 @@ use statehouse_tests::{
 
 use crate::resumed::{begin, connect, resume};
 
-fn restart(server: &mut Server) {
-    server.kill();
-    server.restart();
-}
-
 /// Connects a plain MQTT client with a durable session, and checks Session Present.
 fn client(server: &Server, id: &str, present: bool) -> Client {
     let client = Client::connect(server.address(), &connect(id));
@@ -41,7 +36,7 @@ fn session_present_after_kills_is_correct() {
     client(&server, "cleaned", false).disconnect();
     server.connect("cleaned").disconnect();
     for _ in 0..2 {
-        restart(&mut server);
+        server.kill_and_restart();
         for (id, present) in [
             ("connected", true),
             ("disconnected", true),
@@ -62,7 +57,7 @@ fn session_present_after_kills_is_correct() {
     let clean = server.connect("disconnected");
     assert!(!clean.session_present());
     clean.disconnect();
-    restart(&mut server);
+    server.kill_and_restart();
     client(&server, "disconnected", false);
 }
 
@@ -83,7 +78,7 @@ fn subscriptions_survive_kills_with_their_options() {
     let id = one.packet_id();
     one.send(&packet::unsubscribe(id, "left"));
     one.take("an UNSUBACK", |p| p.kind() == kind::UNSUBACK);
-    restart(&mut server);
+    server.kill_and_restart();
     let mut one = client(&server, "one", true);
     let mut other = server.connect("other");
     other.publish(Publish::new("left", "x").qos(1));
@@ -116,11 +111,11 @@ fn messages_for_an_absent_client_survive_in_order() {
         let message = Publish::new(&format!("a/{n}"), [n, 0, 0xFF]).qos(1 + n % 2);
         publisher.publish(message.with(user.clone()));
         if n == 24 {
-            restart(&mut server);
+            server.kill_and_restart();
             publisher = server.connect("publisher");
         }
     }
-    restart(&mut server);
+    server.kill_and_restart();
     let mut absent = client(&server, "absent", true);
     for n in 0..50_u8 {
         let publish = absent
@@ -142,7 +137,7 @@ fn messages_for_an_absent_client_survive_in_order() {
     absent.take_publish("a/last");
     absent.ping();
     server.store("other").set("key", "flushed");
-    restart(&mut server);
+    server.kill_and_restart();
     let mut absent = client(&server, "absent", true);
     if let Heard::Packet(packet) = absent.poll(Duration::from_millis(300)) {
         panic!("redelivered: {packet:?}");
@@ -169,7 +164,7 @@ fn unacknowledged_messages_are_redelivered_after_kills() {
     // Once this SET is answered, everything before it is durable.
     server.store("other").set("key", "value");
     for _ in 0..2 {
-        restart(&mut server);
+        server.kill_and_restart();
         slow = client(&server, "slow", true);
         slow.acknowledges = false;
         assert_eq!(slow.next().ack().packet_id, sent[1].packet_id, "a PUBREL");
@@ -206,7 +201,7 @@ fn qos_2_message_over_kills_is_delivered_once() {
     publisher.send(&publish.bytes());
     assert_eq!(publisher.take_ack(kind::PUBREC, 9).reason, 0);
     for _ in 0..2 {
-        restart(&mut server);
+        server.kill_and_restart();
         publisher = client(&server, "publisher", true);
         publish.dup = true;
         publisher.send(&publish.bytes());
@@ -214,7 +209,7 @@ fn qos_2_message_over_kills_is_delivered_once() {
     }
     publisher.send(&packet::acknowledge(kind::PUBREL, 9));
     assert_eq!(publisher.take_ack(kind::PUBCOMP, 9).reason, 0);
-    restart(&mut server);
+    server.kill_and_restart();
     publisher = client(&server, "publisher", true);
     publisher.send(&packet::acknowledge(kind::PUBREL, 9));
     assert_eq!(publisher.take_ack(kind::PUBCOMP, 9).reason, 0x92);
@@ -239,7 +234,7 @@ fn retained_messages_survive_kills() {
     let expiring = Publish::new("r/three", "short").qos(1).retained();
     publisher.publish(expiring.with(Property::MessageExpiry(1)));
     let began = Instant::now();
-    restart(&mut server);
+    server.kill_and_restart();
     thread::sleep(Duration::from_millis(1100).saturating_sub(began.elapsed()));
     let mut subscriber = server.connect("subscriber");
     subscriber.subscribe("r/#", 1);
@@ -250,7 +245,7 @@ fn retained_messages_survive_kills() {
     server
         .connect("publisher")
         .publish(Publish::new("r/one", "").qos(1).retained());
-    restart(&mut server);
+    server.kill_and_restart();
     let mut subscriber = server.connect("subscriber");
     subscriber.subscribe("r/#", 1);
     subscriber.expect_nothing();
@@ -272,7 +267,7 @@ fn wills_of_connections_broken_by_a_kill_are_published() {
     disconnected.disconnect();
     // A DISCONNECT has no acknowledgement, but it is durable once a later write is answered.
     server.store("other").set("key", "value");
-    restart(&mut server);
+    server.kill_and_restart();
     drop((stays, back, at_once));
     let back = Client::connect(server.address(), &with("reconnects", 600));
     assert!(back.session_present());
@@ -287,7 +282,7 @@ fn wills_of_connections_broken_by_a_kill_are_published() {
     server
         .store("other")
         .set("key", "so that acknowledgements are durable");
-    restart(&mut server);
+    server.kill_and_restart();
     listener = client(&server, "listener", true);
     listener.expect_nothing();
     // The published will is retained, because its RETAIN flag is set.
@@ -329,7 +324,7 @@ fn watches_end_with_a_kill() {
     watcher.watch("again");
     server.store("writer").set("key", "notified");
     watcher.notification();
-    restart(&mut server);
+    server.kill_and_restart();
     let mut watcher = resume(&server, "watcher");
     let mut writer = server.store("writer");
     writer.set("key", "not watched");
@@ -364,7 +359,7 @@ fn unacknowledged_notifications_survive_a_kill() {
     ));
     watcher.client.abort();
     writer.set("other", "flushed");
-    restart(&mut server);
+    server.kill_and_restart();
     let mut watcher = resume(&server, "watcher");
     for first in sent {
         let Heard::Packet(again) = watcher.client.poll(PATIENCE) else {

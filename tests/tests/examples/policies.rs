@@ -18,11 +18,7 @@ pub(crate) fn assert_transcript_holds(policy: &Path, transcript: &str) {
     let policy = policy.to_str().unwrap();
     transcript::check_with(Path::new(transcript), &["--policy", policy]);
     let tested = run(&["policy", "test", policy, transcript], b"").code(0);
-    assert!(
-        tested.text().contains("no hidden state"),
-        "{}",
-        tested.text()
-    );
+    tested.prints(&["no hidden state"]);
 }
 
 fn check_example(name: &str) {
@@ -76,9 +72,5 @@ fn rate_limit_refuses_changes_above_50_per_second() {
     let policy = policies::example("rate-limit");
     let (policy, path) = (policy.to_str().unwrap(), path.to_str().unwrap());
     let tested = run(&["policy", "test", policy, path], b"").code(0);
-    assert!(
-        tested.text().contains("no hidden state"),
-        "{}",
-        tested.text()
-    );
+    tested.prints(&["no hidden state"]);
 }

@@ -24,8 +24,8 @@ fn write_is_explained_from_request_to_notifications() {
         ],
         b"",
     );
-    let text = ran.code(0).text();
-    for part in [
+    let ran = ran.code(0);
+    ran.prints(&[
         "request        SET room 21.5 PX 1000\n               by client thermostat at 2023-11-14T22:13:20",
         "policy         standard 1.0.0@",
         "decision       +OK\\r\\n",
@@ -35,19 +35,17 @@ fn write_is_explained_from_request_to_notifications() {
         "rests on       room, which is not there",
         "notifications  watcher receives *4\\r\\n$6\\r\\nNOTIFY",
         "fuel           ",
-    ] {
-        assert!(text.contains(part), "{part}\n---\n{text}");
-    }
-    assert!(!text.contains("hidden state"), "{text}");
+    ]);
+    assert!(!ran.text().contains("hidden state"), "{ran:#?}");
 }
 
 #[test]
 fn logged_lines_are_explained() {
     let say = ["--", "SET", "k", "say", "+OK\\r\\n", "2"];
     let explain = ["explain", "--policy", policies::faulty()];
-    let text = run(&[&explain[..], &say].concat(), b"").code(0).text();
     let shown = "\nlog            info: +OK\\r\\n\n               info: +OK\\r\\n\n";
-    assert!(text.contains(shown), "{text}");
+    let ran = run(&[&explain[..], &say].concat(), b"");
+    ran.code(0).prints(&[shown]);
 }
 
 /// Regression: both instances were fresh, so they never differed.
@@ -61,35 +59,23 @@ fn hidden_state_is_explained() {
         "COUNT",
         "k",
     ];
-    let text = run(&explain, b"").code(0).text();
-    assert!(text.contains("decision       :2\\r\\n"), "{text}");
-    let shown =
-        "hidden state   the policy keeps state between requests: a fresh instance answers :1";
-    assert!(text.contains(shown), "{text}");
+    run(&explain, b"").code(0).prints(&[
+        "decision       :2\\r\\n",
+        "hidden state   the policy keeps state between requests: a fresh instance answers :1",
+    ]);
 }
 
 #[test]
 fn refusal_or_failure_is_explained_with_its_exit_code() {
-    let text = run(
-        &["explain", "--timestamp", "none", "--", "SET", "k", "v"],
-        b"",
-    )
-    .code(4)
-    .text();
-    assert!(
-        text.contains("decision       -ERR missing timestamp"),
-        "{text}"
-    );
-    assert!(text.contains("effects        none"), "{text}");
+    let refused = ["explain", "--timestamp", "none", "--", "SET", "k", "v"];
+    run(&refused, b"").code(4).prints(&[
+        "decision       -ERR missing timestamp",
+        "effects        none",
+    ]);
     let faulty = policies::faulty();
-    let text = run(
-        &["explain", "--policy", faulty, "--", "SET", "k", "panic"],
-        b"",
-    )
-    .code(1)
-    .text();
-    assert!(text.contains("the policy failed: "), "{text}");
-    assert!(text.contains("effects        none"), "{text}");
+    let failing = ["explain", "--policy", faulty, "--", "SET", "k", "panic"];
+    let ran = run(&failing, b"").code(1);
+    ran.prints(&["the policy failed: ", "effects        none"]);
     run(&["explain"], b"").code(2);
     run(&["explain", "--dialect", "latin", "--", "GET", "k"], b"").code(2);
     run(&["explain", "--policy", "/no/such", "--", "GET", "k"], b"").code(2);
@@ -100,8 +86,7 @@ fn explain_json_shows_watches_duplicates_and_writes() {
     let explain = |arguments: &[&str]| {
         let mut all = vec!["explain", "--json"];
         all.extend(arguments);
-        let ran = run(&all, b"").code(0);
-        serde_json::from_str::<serde_json::Value>(&ran.text()).unwrap()
+        run(&all, b"").code(0).object()
     };
     let it = explain(&["--dialect", "documents", "--", "KEYNOTIFY", "k"]);
     assert_eq!(it["watched"], serde_json::json!(["k"]));
@@ -119,15 +104,11 @@ fn explain_on_a_running_store_changes_nothing() {
     store.set("k", "before");
     let data = server.directory().join("statehouse-data");
     let data = data.to_str().unwrap();
-    let text = run(&["explain", "--data", data, "--", "DEL", "k"], b"")
-        .code(0)
-        .text();
-    for part in [
+    let ran = run(&["explain", "--data", data, "--", "DEL", "k"], b"");
+    ran.code(0).prints(&[
         "decision       :1\\r\\n",
         "effects        deletes k",
         "k, which holds before (6 bytes)",
-    ] {
-        assert!(text.contains(part), "{part}\n---\n{text}");
-    }
+    ]);
     assert_eq!(store.get("k"), Some(b"before".to_vec()));
 }

@@ -26,8 +26,8 @@ impl Project {
     fn new(lang: &str, source: &'static str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let new = ["policy", "new", "kitchen-rule", "--lang", lang];
-        let text = run_in(directory.path(), &new, b"").code(0).text();
-        assert!(text.contains("statehouse policy build"), "{text}");
+        let made = run_in(directory.path(), &new, b"").code(0);
+        made.prints(&["statehouse policy build"]);
         let path = directory.path().join("kitchen-rule");
         if lang == "js" {
             let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -66,14 +66,11 @@ impl Project {
     }
 
     fn check_build(&self) {
-        let text = self.build().code(0).text();
-        for part in [
+        self.build().code(0).prints(&[
             "wrote ./kitchen-rule.wasm\n",
             "policy     kitchen-rule 1.0.0\n",
             "component\n",
-        ] {
-            assert!(text.contains(part), "{part}\n---\n{text}");
-        }
+        ]);
     }
 
     fn write_options(&self) {
@@ -107,16 +104,15 @@ impl Project {
             |(key, _): &(&str, &str)| format!("> SET {key} 1\n< \"-ERR internal error\\r\\n\"\n");
         let crashes: String = causes.iter().map(crash).collect();
         fs::write(self.path.join("tests/crash.txt"), crashes).unwrap();
-        let text = self.test("tests/").code(1).text();
+        let tested = self.test("tests/").code(1);
         for ((_, cause), line) in causes.iter().zip((1..).step_by(2)) {
-            assert!(text.contains(&format!("crash.txt:{line}\n")), "{text}");
-            assert!(text.contains(cause), "{text}");
+            tested.prints(&[&format!("crash.txt:{line}\n"), cause]);
         }
         let (requests, failures) = (9 + causes.len(), causes.len());
         let expected = format!(
             "4 transcripts, {requests} requests: every line holds, the policy failed at {failures} lines, no hidden state\n"
         );
-        assert!(text.ends_with(&expected), "{text}");
+        assert!(tested.text().ends_with(&expected), "{tested:#?}");
         let (key, cause) = causes[0];
         self.explain_crash(key, cause);
     }
@@ -126,16 +122,13 @@ impl Project {
         let request = ["--policy", "kitchen-rule.wasm", "--", "SET", key, "1"];
         let mut explain = command(&["explain"]);
         explain.args(request).current_dir(&self.path);
-        let text = finish_within(explain, b"", policies::COMPILER_PATIENCE);
-        let text = text.code(1).text();
-        let failed = format!("the policy failed: {cause}");
-        assert!(text.contains(&failed), "{text}");
+        let explained = finish_within(explain, b"", policies::COMPILER_PATIENCE).code(1);
+        explained.prints(&[&format!("the policy failed: {cause}")]);
     }
 
     /// The crash must be reported with its message, file and line.
     fn check_crash(&self, cause: &str) {
-        let text = self.test("tests/setpoint.txt").code(1).text();
-        assert!(text.contains(cause), "{text}");
+        self.test("tests/setpoint.txt").code(1).prints(&[cause]);
     }
 }
 
@@ -241,8 +234,8 @@ fn build_tool_of_javascript_writes_into_the_project_only() {
     // A policy that no store would load.
     let never = directory.path().join("never.wasm");
     fs::write(&never, policies::described("never")).unwrap();
-    let text = build(never.to_str().unwrap()).code(1).text();
-    assert!(text.contains("failed its self-test"), "{text}");
+    let built = build(never.to_str().unwrap()).code(1);
+    built.prints(&["failed its self-test"]);
 }
 
 #[test]
@@ -266,8 +259,7 @@ fn policy_new_or_build_failure_names_the_cause() {
         let project = directory.path().join(lang);
         let project = project.to_str().unwrap();
         let new = ["policy", "new", "rule", "--lang", lang, "--dir", project];
-        let made = run(&new, b"").code(0);
-        assert!(made.text().contains(says), "{made:#?}");
+        run(&new, b"").code(0).prints(&[says]);
         let mut build = command(&["policy", "build", project]);
         build.env("PATH", "/nowhere");
         finish(build, b"").code(2).says(says);

@@ -90,8 +90,7 @@ impl Broker {
     fn restart(&mut self) {
         match self {
             Broker::Statehouse(server) => {
-                server.kill();
-                server.restart();
+                server.kill_and_restart();
             }
             // Mosquitto writes its sessions at the end.
             Broker::Mosquitto(broker) => {

@@ -39,7 +39,7 @@ fn embedded(rules: Option<&str>) -> Site {
     }
     let settings: Vec<_> = settings.iter().map(|(name, it)| (*name, &**it)).collect();
     let server = Server::restartable(&settings);
-    Site::with_files(server, directory)
+    Site::embedded(server, Some(directory))
 }
 
 /// The subscriptions of one official client, and its response topics.
@@ -116,12 +116,7 @@ fn each_client_works_on_its_topics(site: &Site) {
             // The watch of the previous client with this id may send more notifications, since
             // presence is off.
             let mut wait_for = |end: &[u8]| {
-                while !store
-                    .client
-                    .take_publish(NOTIFICATION_PREFIX)
-                    .payload
-                    .ends_with(end)
-                {}
+                while !store.notification().payload.ends_with(end) {}
             };
             wait_for(format!("{name}\r\n").as_bytes());
             wait_for(b"DELETE\r\n");

@@ -64,14 +64,8 @@ async fn held_lock_outlives_its_leader() {
     assert!(newer(&next, &token));
     two.set_with("data", "two", Some(next), Default::default())
         .await;
-    let late = one.store.set(
-        b"data".to_vec(),
-        b"late".to_vec(),
-        TIMEOUT,
-        Some(token),
-        Default::default(),
-    );
-    late.await.expect_err("the token is old");
+    let late = one.try_set("data", "late", Some(token)).await;
+    late.expect_err("the token is old");
     // These fail if a session was lost.
     one.leave().await;
     two.leave().await;

@@ -127,16 +127,7 @@ pub(crate) async fn write_with_an_old_lease_token_is_refused(place: Place) {
     two.set_with("shared", "two", Some(new), Default::default())
         .await;
     // The former holder's late write is refused.
-    let late = one
-        .store
-        .set(
-            b"shared".to_vec(),
-            b"late".to_vec(),
-            TIMEOUT,
-            Some(old),
-            Default::default(),
-        )
-        .await;
+    let late = one.try_set("shared", "late", Some(old)).await;
     late.expect_err("the token is old");
     let got = two.store.get(b"shared".to_vec(), TIMEOUT).await.unwrap();
     assert_eq!(got.response, Some(b"two".to_vec()));

@@ -43,18 +43,11 @@ pub(crate) async fn versions_rise_and_belong_to_the_value(place: Place) {
     assert_eq!(got.response.as_deref(), Some(&b"two"[..]));
     assert_eq!(got.version.as_ref(), Some(&second));
 
-    let deleted = peer
-        .store
-        .del(b"key".to_vec(), None, TIMEOUT)
-        .await
-        .unwrap();
-    assert_eq!((deleted.response, deleted.version), (1, Some(second)));
-    let deleted = peer
-        .store
-        .del(b"key".to_vec(), None, TIMEOUT)
-        .await
-        .unwrap();
-    assert_eq!((deleted.response, deleted.version), (0, None));
+    for expected in [(1, Some(second)), (0, None)] {
+        let deleted = peer.store.del(b"key".to_vec(), None, TIMEOUT).await;
+        let deleted = deleted.unwrap();
+        assert_eq!((deleted.response, deleted.version), expected);
+    }
     let got = peer.store.get(b"key".to_vec(), TIMEOUT).await.unwrap();
     assert_eq!((got.response, got.version), (None, None));
     peer.leave().await;
@@ -64,11 +57,8 @@ pub(crate) async fn set_conditions_are_applied(place: Place) {
     let server = place.start(&[]);
     let peer = Peer::connect(&server, "conditions");
     let set = async |value: &str, options: SetOptions| {
-        let response = peer
-            .store
-            .set(b"key".to_vec(), value.into(), TIMEOUT, None, options)
-            .await
-            .unwrap();
+        let set = (peer.store).set(b"key".to_vec(), value.into(), TIMEOUT, None, options);
+        let response = set.await.unwrap();
         (response.response, response.version)
     };
     let (done, first) = set("a", condition(SetCondition::OnlyIfDoesNotExist)).await;
@@ -83,11 +73,8 @@ pub(crate) async fn set_conditions_are_applied(place: Place) {
     assert!(set("b", condition(SetCondition::Unconditional)).await.0);
 
     let vdel = async |value: &str| {
-        let response = peer
-            .store
-            .vdel(b"key".to_vec(), value.into(), None, TIMEOUT)
-            .await
-            .unwrap();
+        let vdel = (peer.store).vdel(b"key".to_vec(), value.into(), None, TIMEOUT);
+        let response = vdel.await.unwrap();
         (response.response, response.version)
     };
     let (mismatch, third) = vdel("a").await;
@@ -201,16 +188,7 @@ pub(crate) async fn set_over_the_key_quota_is_a_service_error(place: Place) {
     let server = place.start(&[("max_keys", "1")]);
     let peer = Peer::connect(&server, "quota");
     peer.set("one", "v").await;
-    let second = peer
-        .store
-        .set(
-            b"two".to_vec(),
-            b"v".to_vec(),
-            TIMEOUT,
-            None,
-            SetOptions::default(),
-        )
-        .await;
+    let second = peer.try_set("two", "v", None).await;
     refused!(second, ServiceError::KeyQuotaExceeded);
     let deleted = peer.store.del(b"one".to_vec(), None, TIMEOUT).await;
     assert_eq!(deleted.unwrap().response, 1);
@@ -237,11 +215,8 @@ pub(crate) async fn request_forbidden_by_rules_is_a_service_error(place: Place) 
     let (limits, others) = (b"limits".to_vec(), b"others".to_vec());
     let read = peer.store.get(limits.clone(), TIMEOUT).await;
     assert_eq!(read.unwrap().response, None);
-    let options = SetOptions::default();
-    let set = peer
-        .store
-        .set(limits, b"v".to_vec(), TIMEOUT, None, options);
-    refused!(set.await, ServiceError::NotAuthorized);
+    let set = peer.try_set(limits, "v", None).await;
+    refused!(set, ServiceError::NotAuthorized);
     let read = peer.store.get(others.clone(), TIMEOUT).await;
     refused!(read, ServiceError::NotAuthorized);
     let deleted = peer.store.del(others.clone(), None, TIMEOUT).await;
@@ -256,16 +231,7 @@ pub(crate) async fn keys_and_values_of_any_bytes_are_returned(place: Place) {
     let peer = Peer::connect(&server, "bytes");
     let all: Vec<u8> = (0..=255).collect();
     for value in [Vec::new(), all.clone(), vec![0xFF; 200 * 1024]] {
-        let set = peer
-            .store
-            .set(
-                all.clone(),
-                value.clone(),
-                TIMEOUT,
-                None,
-                SetOptions::default(),
-            )
-            .await;
+        let set = peer.try_set(all.clone(), value.clone(), None).await;
         assert!(set.unwrap().response);
         let got = peer.store.get(all.clone(), TIMEOUT).await.unwrap();
         assert!(got.response == Some(value), "the returned value differs");
@@ -281,16 +247,9 @@ pub(crate) async fn concurrent_requests_are_each_answered(place: Place) {
         let store = peer.store.clone();
         tasks.spawn(async move {
             let key = format!("key{n}").into_bytes();
-            let set = store
-                .set(
-                    key.clone(),
-                    key.clone(),
-                    TIMEOUT,
-                    None,
-                    SetOptions::default(),
-                )
-                .await
-                .unwrap();
+            let options = SetOptions::default();
+            let set = store.set(key.clone(), key.clone(), TIMEOUT, None, options);
+            let set = set.await.unwrap();
             let got = store.get(key.clone(), TIMEOUT).await.unwrap();
             assert_eq!(got.response, Some(key));
             assert_eq!(got.version, set.version);

@@ -11,7 +11,7 @@ use azure_iot_operations_protocol::{
 };
 use azure_iot_operations_services::{
     leased_lock::{lease, lock},
-    state_store::{self, KeyNotification, KeyObservation, Operation},
+    state_store::{self, Error, KeyNotification, KeyObservation, Operation, Response},
 };
 use statehouse_tests::Server;
 use tokio::task::JoinHandle;
@@ -115,13 +115,22 @@ impl Peer {
         token: Option<HybridLogicalClock>,
         options: state_store::SetOptions,
     ) -> Option<HybridLogicalClock> {
-        let response = self
-            .store
-            .set(key.into(), value.into(), TIMEOUT, token, options)
-            .await
-            .unwrap();
+        let set = (self.store).set(key.into(), value.into(), TIMEOUT, token, options);
+        let response = set.await.unwrap();
         assert!(response.response, "SET {key} was not applied");
         response.version
+    }
+
+    /// Sends a SET without options, which may be refused.
+    pub(crate) async fn try_set(
+        &self,
+        key: impl Into<Vec<u8>>,
+        value: impl Into<Vec<u8>>,
+        token: Option<HybridLogicalClock>,
+    ) -> Result<Response<bool>, Error> {
+        let options = state_store::SetOptions::default();
+        let set = (self.store).set(key.into(), value.into(), TIMEOUT, token, options);
+        set.await
     }
 
     /// Shuts down as the examples do. Every step must succeed.

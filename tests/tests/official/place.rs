@@ -27,11 +27,11 @@ pub(crate) struct Site {
 
 impl Site {
     /// A server on the embedded broker, and the directory of its files.
-    pub(crate) fn with_files(server: Server, files: TempDir) -> Site {
+    pub(crate) fn embedded(server: Server, files: Option<TempDir>) -> Site {
         Site {
             server,
             _broker: None,
-            _files: Some(files),
+            _files: files,
         }
     }
 
@@ -50,11 +50,7 @@ impl Place {
     /// "1")`.
     pub(crate) fn start(self, settings: &[(&str, &str)]) -> Site {
         match self {
-            Place::Embedded => Site {
-                server: Server::restartable(settings),
-                _broker: None,
-                _files: None,
-            },
+            Place::Embedded => Site::embedded(Server::restartable(settings), None),
             Place::Attached => {
                 // One client writes three thousand keys as fast as the broker accepts them. With
                 // the default of 1000, the broker would drop queued messages.
@@ -64,11 +60,10 @@ impl Place {
                 let server = Server::attached(&broker.url(), broker.address(), &settings);
                 Site::behind(server, broker)
             }
-            Place::Emulated(target) => Site {
-                server: Server::emulated(&Processor::find(target).unwrap(), settings),
-                _broker: None,
-                _files: None,
-            },
+            Place::Emulated(target) => {
+                let processor = Processor::find(target).unwrap();
+                Site::embedded(Server::emulated(&processor, settings), None)
+            }
         }
     }
 }

@@ -71,8 +71,7 @@ pub(crate) fn run(processor: &Processor) {
     println!("{requests} requests; {filled_kib} KiB, {grown_kib} KiB more at the end");
     assert!(grown_kib < GROWTH_KIB_MAX, "{grown_kib} KiB more");
 
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let mut reader = server.store("reader");
     for (id, used) in used.iter().enumerate() {
         for number in 0..KEYS {

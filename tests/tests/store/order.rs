@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, thread};
 use statehouse_tests::{Answer, Hlc, Request, Server, Store, store};
 
 /// Sends all requests at once, then collects the answers.
-fn pipeline(store: &mut Store, requests: &[Request]) -> Vec<Answer> {
+pub(crate) fn pipeline(store: &mut Store, requests: &[Request]) -> Vec<Answer> {
     let mut bytes = Vec::new();
     let mut ids = Vec::new();
     for request in requests {

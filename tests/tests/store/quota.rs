@@ -3,6 +3,8 @@
 
 use statehouse_tests::Server;
 
+use crate::order::pipeline;
+
 const QUOTA: &[u8] = b"-ERR the quota has been exceeded\r\n";
 
 #[test]
@@ -53,12 +55,8 @@ fn watch_over_the_quota_is_refused_until_one_stops() {
         .map(|n| client.command(&["KEYNOTIFY", &n.to_string()]))
         .collect();
     for some in requests.chunks(500) {
-        let ids: Vec<u16> = some
-            .iter()
-            .map(|request| client.client.start(request.publish()))
-            .collect();
-        for (request, id) in some.iter().zip(ids) {
-            assert_eq!(client.finish(request, id).payload(), b"+OK\r\n");
+        for answer in pipeline(&mut client, some) {
+            assert_eq!(answer.payload(), b"+OK\r\n");
         }
     }
     let one_more = ["KEYNOTIFY", "one more"];

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 
 use statehouse_tests::{Server, Store, resp};
 
+use crate::order::pipeline;
+
 fn pages(store: &mut Store, pattern: &str) -> Vec<Vec<Vec<u8>>> {
     let mut pages = Vec::new();
     let mut token: Option<Vec<u8>> = None;
@@ -29,12 +31,8 @@ fn fill(store: &mut Store, keys: &BTreeSet<Vec<u8>>) {
         .map(|key| store.command(&[b"SET", &key[..], b"v"]))
         .collect();
     for some in requests.chunks(200) {
-        let ids: Vec<u16> = some
-            .iter()
-            .map(|request| store.client.start(request.publish()))
-            .collect();
-        for (request, id) in some.iter().zip(ids) {
-            assert_eq!(store.finish(request, id).payload(), b"+OK\r\n");
+        for answer in pipeline(store, some) {
+            assert_eq!(answer.payload(), b"+OK\r\n");
         }
     }
 }

@@ -87,8 +87,7 @@ fn ten_thousand_keys_and_a_hundred_clients_fit_64_mib() {
         .says("larger than the limit of 16777216 bytes");
     assert_eq!(kills(&server), 1);
 
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let mut after = clients(&server);
     assert_holds_all(&mut after);
     assert_eq!(kills(&server), 1);

@@ -180,14 +180,11 @@ fn hostile_contexts_are_ignored_and_duplicates_keep_their_name() {
     assert_ne!(answered, unsampled);
 
     let request = set(&mut writer, "v", &[&context(), "second"]);
-    let mut publish = request.publish();
-    let packet_id = writer.client.start(publish.clone());
+    let packet_id = writer.client.start(request.publish());
     let first = writer.finish(&request, packet_id);
     writer.client.abort();
     let mut writer = Store::on(Client::connect(server.address(), &connect), "writer");
-    (publish.packet_id, publish.dup) = (packet_id, true);
-    writer.client.start(publish);
-    let again = writer.finish(&request, packet_id);
+    let again = writer.redeliver(&request, packet_id, true);
     assert_eq!(first.payload(), again.payload());
     assert_eq!(first.publish.properties, again.publish.properties);
 
@@ -322,8 +319,7 @@ fn traces_go_over_tls_and_the_command_line_names_its_span() {
     let mut server = Server::with("", &arguments);
     let port = server.port().to_string();
     let run = |arguments: &[&str], inherited: &str| {
-        let command = statehouse_tests::command(arguments);
-        let mut command = command;
+        let mut command = statehouse_tests::command(arguments);
         command
             .args(["--port", &port])
             .env("TRACEPARENT", inherited);
@@ -370,17 +366,7 @@ fn spans_are_sent_behind_a_broker_and_by_a_leader() {
         let names: Vec<String> = names.collect();
         assert_eq!(names, ["receive", "policy", "append", "flush", "respond"]);
     }
-    let resources = collector
-        .received()
-        .into_iter()
-        .flat_map(|it| it.resource());
-    assert!(
-        resources
-            .into_iter()
-            .any(|it| it == pair("service.instance.id", "gw1"))
-    );
-}
-
-fn pair(name: &str, value: &str) -> (String, String) {
-    (name.to_owned(), value.to_owned())
+    let received = collector.received();
+    let mut resources = received.iter().flat_map(Received::resource);
+    assert!(resources.any(|(name, value)| name == "service.instance.id" && value == "gw1"));
 }

@@ -5,10 +5,9 @@
 use std::{fs, path::PathBuf};
 
 use statehouse_tests::{
-    Client, Server, command,
-    connect::{Connect, Will},
+    Client, Ran, Server, command,
+    connect::Connect,
     packet::{Publish, kind},
-    property::Property,
     store::{Store, notification_topic},
 };
 use tempfile::TempDir;
@@ -73,19 +72,10 @@ fn server_with(rules: &RulesFile) -> Server {
     Server::with("", &["--rules", rules.name()])
 }
 
-/// The Reason String of an acknowledgement.
-fn reason(properties: &[Property]) -> String {
-    let reason = properties.iter().find_map(|it| match it {
-        Property::ReasonString(text) => Some(text.clone()),
-        _ => None,
-    });
-    reason.expect("a Reason String")
-}
-
-/// Runs `authz explain`, which must end with this code. Returns its output.
-fn explain(rules: &RulesFile, code: i32, arguments: &[&str]) -> String {
+/// Runs `authz explain`, which must end with this code.
+fn explain(rules: &RulesFile, code: i32, arguments: &[&str]) -> Ran {
     let arguments = [&["authz", "explain", "--rules", rules.name()], arguments].concat();
-    command::run(&arguments, b"").code(code).text()
+    command::run(&arguments, b"").code(code)
 }
 
 #[test]
@@ -95,10 +85,10 @@ fn denied_request_shows_in_answer_log_metric_and_explain() {
 
     let (_, connack) = Client::try_connect(server.address(), &Connect::new("stranger"));
     assert_eq!(connack.reason, NOT_AUTHORIZED);
-    assert!(reason(&connack.properties).contains("may not connect"));
+    assert!(connack.text().contains("may not connect"));
     server.wait_for_log("no rule lets it connect");
     assert_eq!(server.refused("connect"), 1);
-    let output = explain(&rules, 1, &["stranger", "CONNECT"]);
+    let output = explain(&rules, 1, &["stranger", "CONNECT"]).text();
     assert!(
         output.starts_with("denied: no rule lets stranger connect"),
         "{output}"
@@ -109,13 +99,8 @@ fn denied_request_shows_in_answer_log_metric_and_explain() {
     assert_eq!(reader.ask(&["GET", "shared/a"]).text(), "$-1\\r\\n");
     server.wait_for_log("no rule lets it write shared/a");
     assert_eq!(server.refused("write"), 1);
-    let output = explain(&rules, 1, &["reader", "SET", "shared/a"]);
-    assert!(output.contains("for others: rule 3"), "{output}");
-    let output = explain(&rules, 0, &["reader", "get", "shared/a"]);
-    assert!(
-        output.contains("rule 2") && output.contains("line 10"),
-        "{output}"
-    );
+    explain(&rules, 1, &["reader", "SET", "shared/a"]).prints(&["for others: rule 3"]);
+    explain(&rules, 0, &["reader", "get", "shared/a"]).prints(&["rule 2", "line 10"]);
 
     let mut writer = server.store("writer");
     assert_eq!(writer.ask(&["GET", "shared/a"]).text(), DENIED);
@@ -127,7 +112,7 @@ fn denied_request_shows_in_answer_log_metric_and_explain() {
 
     let puback = writer.client.publish(Publish::new("news/a/b", b"x").qos(1));
     assert_eq!(puback.reason, NOT_AUTHORIZED);
-    assert!(reason(&puback.properties).contains("may not publish"));
+    assert!(puback.text().contains("may not publish"));
     assert_eq!(server.refused("publish"), 1);
     assert_eq!(writer.client.subscribe("news/a", 1), NOT_AUTHORIZED);
     for filter in [
@@ -174,9 +159,8 @@ fn own_topic_is_explained_by_what_is_published_there() {
     let rules = RulesFile::new(RULES);
     let notifications = notification_topic("reader", b"shared/a");
     for filter in ["clients/reader/answers", &notifications] {
-        let output = explain(&rules, 0, &["reader", "SUBSCRIBE", filter]);
         let says = "responses and notifications to it are published there";
-        assert!(output.contains(says), "{output}");
+        explain(&rules, 0, &["reader", "SUBSCRIBE", filter]).prints(&[says]);
     }
 }
 
@@ -185,11 +169,7 @@ fn will_requires_the_right_to_publish_its_topic() {
     let rules = RulesFile::new(RULES);
     let server = server_with(&rules);
     for (topic, expected) in [("news/end", 0), ("valves/7", NOT_AUTHORIZED)] {
-        let mut connect = Connect::new("writer");
-        connect.will = Some(Will {
-            message: Publish::new(topic, b"gone"),
-            delay_s: 0,
-        });
+        let connect = Connect::new("writer").will(Publish::new(topic, b"gone"), 0);
         let (_, connack) = Client::try_connect(server.address(), &connect);
         assert_eq!(connack.reason, expected, "{topic}");
     }
@@ -289,7 +269,7 @@ fn client_losing_its_connect_right_is_disconnected() {
     let (mut reader, mut writer) = (server.connect("reader"), server.connect("writer"));
     rules.change(&server, &RULES.replacen("\"reader\", ", "", 1));
     let end = reader.expect_disconnect(NOT_AUTHORIZED);
-    assert!(reason(&end.properties).contains("no longer"));
+    assert!(end.text().contains("no longer"));
     writer.ping();
     let (_, connack) = Client::try_connect(server.address(), &Connect::new("reader"));
     assert_eq!(connack.reason, NOT_AUTHORIZED);
@@ -339,10 +319,8 @@ fn bad_rules_file_is_refused_and_old_rules_remain() {
     assert_eq!(reader.ask(&["SET", "shared/a", "v"]).text(), DENIED);
     assert_eq!(reader.ask(&["GET", "shared/a"]).text(), "$-1\\r\\n");
     let good = RulesFile::new(RULES);
-    let output = command::run(&["authz", "check", good.name()], b"")
-        .code(0)
-        .text();
-    assert!(output.contains("3 rules"), "{output}");
+    let checked = command::run(&["authz", "check", good.name()], b"").code(0);
+    checked.prints(&["3 rules"]);
 }
 
 /// A redelivered request returns its first answer, which depended on the rules of that time.
@@ -390,8 +368,7 @@ fn redelivery_after_a_rules_change_keeps_its_answer() {
     assert_eq!(server.metric("duplicates_different_total"), 0);
     server.stop();
     let replayed = command::run_in(server.directory(), &["replay", "--policy", "builtin"], b"");
-    let text = replayed.code(0).text();
-    assert!(text.contains("same"), "{text}");
+    replayed.code(0).prints(&["same"]);
 }
 
 #[test]
@@ -400,15 +377,9 @@ fn rules_with_attributes_are_checked_and_explained() {
         "[[rules]]\nprincipals.attributes = [{ building = \"17\" }]\nstateStoreResources = [\n  { method = \"Read\", keyType = \"Binary\", keys = [\"//4=\"] },\n]\n",
     );
     let known = ["c", "GET", "a", "--attribute", "building=17"];
-    let output = explain(&rules, 1, &known);
-    assert!(
-        output.contains("line 4: `//4=`") && output.contains("no rule lets it connect"),
-        "{output}"
-    );
-    let output = command::run(&["authz", "check", rules.name()], b"")
-        .code(0)
-        .text();
-    assert!(output.contains("no client can connect"), "{output}");
+    explain(&rules, 1, &known).prints(&["line 4: `//4=`", "no rule lets it connect"]);
+    let checked = command::run(&["authz", "check", rules.name()], b"").code(0);
+    checked.prints(&["no client can connect"]);
     command::run(
         &["authz", "explain", "c", "GET", "--rules", rules.name()],
         b"",

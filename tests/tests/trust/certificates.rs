@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use statehouse_tests::{Background, Ran, command, run, wait::until};
+use statehouse_tests::{Background, Ran, command::finish, wait::until};
 
 use crate::{
     authority::{Authority, ClientCertificate},
@@ -61,24 +61,7 @@ impl Site {
 
     /// Runs a command of the store's own client, with this certificate.
     fn ask(&self, certificate: Option<&str>, arguments: &[&str]) -> Ran {
-        let all = self.arguments(certificate, arguments);
-        let all: Vec<&str> = all.iter().map(String::as_str).collect();
-        run(&all, b"")
-    }
-
-    /// These arguments, and those of the connection.
-    fn arguments(&self, certificate: Option<&str>, arguments: &[&str]) -> Vec<String> {
-        let url = format!("mqtts://{}", self.0.address);
-        let ca = text(&self.0.authority.certificate);
-        let files = certificate.map(|name| {
-            [".crt", ".key"].map(|end| text(&self.0.directory.path().join(format!("{name}{end}"))))
-        });
-        let mut all = arguments.to_vec();
-        all.extend(["--url", &url, "--ca", &ca]);
-        if let Some([certificate, key]) = &files {
-            all.extend(["--cert", certificate, "--cert-key", key]);
-        }
-        all.into_iter().map(str::to_owned).collect()
+        finish(self.0.command(certificate, arguments), b"")
     }
 }
 
@@ -125,9 +108,7 @@ fn explain_takes_the_rest_of_the_identity_from_the_connection() {
         "#,
     );
     let watch = ["watch", "press/a", "--client-id", "press-4"];
-    let arguments = site.arguments(Some("press"), &watch);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let _watching = Background::start(&mut command(&arguments));
+    let _watching = Background::start(&mut site.0.command(Some("press"), &watch));
     let explain = |more: &[&str]| {
         let explain = ["authz", "explain", "press-4", "GET"];
         site.0.server.run(&[&explain[..], more].concat())

@@ -13,7 +13,12 @@ use std::{
 };
 
 use azure_iot_operations_mqtt::aio::connection_settings::MqttConnectionSettingsBuilder;
-use statehouse_tests::{Ran, Server, client::PATIENCE, command::finish, run};
+use statehouse_tests::{
+    Background, Ran, Server,
+    client::PATIENCE,
+    command::{command, finish},
+    run,
+};
 use tempfile::TempDir;
 
 use crate::{
@@ -99,20 +104,30 @@ impl Encrypted {
         text(&self.directory.path().join(name))
     }
 
-    /// Sends a GET with the store's own client.
-    pub(crate) fn get(&self, key: &str, certificate: Option<&str>) -> Ran {
-        self.get_trusting(&text(&self.authority.certificate), key, certificate)
+    /// A command of the store's own client, with this certificate.
+    pub(crate) fn command(&self, certificate: Option<&str>, arguments: &[&str]) -> Command {
+        self.command_trusting(&self.authority.certificate, certificate, arguments)
     }
 
-    fn get_trusting(&self, ca: &str, key: &str, certificate: Option<&str>) -> Ran {
-        let url = format!("mqtts://{}", self.address);
-        let mut arguments = vec!["get", key, "--url", &url, "--ca", ca];
-        let files =
-            certificate.map(|name| [".crt", ".key"].map(|end| self.file(&format!("{name}{end}"))));
-        if let Some([certificate, key]) = &files {
-            arguments.extend(["--cert", certificate, "--cert-key", key]);
+    fn command_trusting(
+        &self,
+        ca: &Path,
+        certificate: Option<&str>,
+        arguments: &[&str],
+    ) -> Command {
+        let mut command = command(arguments);
+        command.args(["--url", &format!("mqtts://{}", self.address)]);
+        command.arg("--ca").arg(ca);
+        if let Some(name) = certificate {
+            let [certificate, key] = [".crt", ".key"].map(|end| self.file(&format!("{name}{end}")));
+            command.args(["--cert", &certificate, "--cert-key", &key]);
         }
-        run(&arguments, b"")
+        command
+    }
+
+    /// Sends a GET with the store's own client.
+    pub(crate) fn get(&self, key: &str, certificate: Option<&str>) -> Ran {
+        finish(self.command(certificate, &["get", key]), b"")
     }
 }
 
@@ -278,28 +293,16 @@ fn renewed_certificates_keep_existing_connections() {
     let store = Encrypted::strict();
     store.get("nothing", Some("good")).code(1);
     // A client watches the key during all changes.
-    let url = format!("mqtts://{}", store.address);
-    let ca = text(&store.authority.certificate);
-    let mut watch = statehouse_tests::command(&["watch", "key", "--url", &url, "--ca", &ca]);
-    watch.args([
-        "--cert",
-        &store.file("good.crt"),
-        "--cert-key",
-        &store.file("good.key"),
-        "--json",
-    ]);
-    watch.stdout(std::process::Stdio::piped());
-    let mut watch = watch.spawn().unwrap();
-    let output = statehouse_tests::Lines::follow(watch.stdout.take().unwrap());
+    let mut watch = store.command(Some("good"), &["watch", "key", "--json"]);
+    let watch = Background::start(&mut watch);
     let mut plain = store.server.store("plain");
     let mut expect_notification = |value: &str| {
         let end = Instant::now() + PATIENCE;
         loop {
             plain.set("key", value);
-            if output
-                .wait(Duration::from_millis(200), |line| line.contains(value))
-                .is_some()
-            {
+            let short = Duration::from_millis(200);
+            let line = watch.lines.wait(short, |line| line.contains(value));
+            if line.is_some() {
                 return;
             }
             assert!(Instant::now() < end, "the watcher gets no {value}");
@@ -321,12 +324,10 @@ fn renewed_certificates_keep_existing_connections() {
     let other = Authority::new(store.directory.path(), "other");
     other.server("server");
     store.server.reload();
-    let other = text(&other.certificate);
-    store.get_trusting(&other, "key", Some("good")).code(0);
+    let get = store.command_trusting(&other.certificate, Some("good"), &["get", "key"]);
+    finish(get, b"").code(0);
     store.get("key", Some("good")).code(3);
     expect_notification("after");
-    watch.kill().unwrap();
-    watch.wait().unwrap();
 }
 
 /// Thousands of connections send garbage, half a record, or nothing. Honest clients still connect,

@@ -181,8 +181,7 @@ fn session_is_resumed_only_by_its_user() {
     let mut anna = resume(&server, Some("anna"));
     assert_eq!(anna.subscribe("news", 1), 1);
     anna.abort();
-    server.kill();
-    server.restart();
+    server.kill_and_restart();
     let mut publisher = server.connect("publisher");
     let news = |publisher: &mut Client| {
         let publish = Publish::new("news", "secret").qos(1);

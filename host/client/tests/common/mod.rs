@@ -2,7 +2,7 @@
 // Each test file uses only a part of this module.
 #![allow(dead_code)]
 
-use statehouse_client::Options;
+use statehouse_client::{Client, GapCause, Options, Watch, WatchEvent};
 pub(crate) use statehouse_tests::broker::Greeting;
 use statehouse_tests::{
     Property, Publish, broker,
@@ -11,6 +11,8 @@ use statehouse_tests::{
 };
 
 pub(crate) const VERSION: &str = "000000000000007:00001:StateStore";
+/// The request of `client.get("k")`.
+pub(crate) const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 const RESPONSE_TOPIC: &str = "clients/tester/services/statestore/_any_/command/invoke/response";
 
 pub(crate) struct Broker(broker::Broker);
@@ -19,6 +21,31 @@ pub(crate) struct Broker(broker::Broker);
 pub(crate) struct Peer {
     pub(crate) mqtt: broker::Peer,
     next_packet_id: u16,
+}
+
+/// A client with these options, and its connection.
+pub(crate) async fn connect(broker: &Broker, options: Options) -> (Peer, Client) {
+    let (peer, client) = tokio::join!(broker.accept(Greeting::default()), Client::connect(options));
+    (peer, client.unwrap())
+}
+
+/// A new broker with one client.
+pub(crate) async fn connected() -> (Broker, Peer, Client) {
+    let (broker, options) = Broker::start().await;
+    let (peer, client) = connect(&broker, options).await;
+    (broker, peer, client)
+}
+
+/// Asserts that the client gets an answer to its next request.
+pub(crate) async fn assert_served(peer: &mut Peer, client: &Client) {
+    let (get, ()) = tokio::join!(client.get("k"), peer.serve(GET, b"$-1\r\n", None));
+    assert_eq!(get, Ok(None));
+}
+
+/// Asserts that the next event is the gap of a reconnect.
+pub(crate) async fn expect_gap(watch: &mut Watch) {
+    let gap = watch.next().await;
+    assert_eq!(gap, Ok(WatchEvent::Gap(GapCause::Reconnected)));
 }
 
 impl Broker {

@@ -2,15 +2,22 @@
 
 use super::*;
 
+impl RecordedStore {
+    /// Steps the clock ahead by a day.
+    fn step_clock(&mut self) {
+        let step_ms = 24 * 3_600_000;
+        self.now_ms += step_ms;
+        assert!(self.core.postpone(self.now_ms, step_ms));
+    }
+}
+
 /// Deadlines in the log are of the time before the step.
 #[test]
 fn redelivery_after_a_clock_step_and_a_restart_has_no_effect() {
     let mut store = RecordedStore::new(Mode::Foreign);
     let set = ["SET", "k", "v", "NX"];
     store.request_with_id(1, 7, &set);
-    let step_ms = 24 * 3_600_000;
-    store.now_ms += step_ms;
-    assert!(store.core.postpone(store.now_ms, step_ms));
+    store.step_clock();
     store.request(1, &["DEL", "k"]);
     let mut store = store.restart(Mode::Foreign);
     let (effects, _) = store.request_with_id(1, 7, &set);
@@ -42,9 +49,7 @@ fn check_moved_deadlines(mut store: RecordedStore) -> Vec<Vec<u8>> {
     store.request(1, &["SET", "lock", &value, "PX", "500"]);
     store.request(1, &["SET", "replaced", "v", "PX", "500"]);
     let before = store.records.all().len();
-    let step_ms = 24 * 3_600_000;
-    store.now_ms += step_ms;
-    assert!(store.core.postpone(store.now_ms, step_ms));
+    store.step_clock();
     let moved = store.records.all()[before..].to_vec();
     assert_eq!(
         store.core.store().state().owner(b"lock", false),
@@ -52,30 +57,18 @@ fn check_moved_deadlines(mut store: RecordedStore) -> Vec<Vec<u8>> {
     );
     store.request(1, &["SET", "replaced", "w"]);
     for _ in 0..2 {
-        let held = store
-            .request(2, &["GET", "lock"])
-            .0
-            .answer
-            .expect("an answer");
-        assert!(held.payload.starts_with(b"$90\r\n"), "{held:?}");
+        let held = answer(&store.request(2, &["GET", "lock"]).0);
+        assert!(held.starts_with("$90\\r\\n"), "{held}");
         store = store.restart(Mode::Embedded);
         let owner = store.core.store().state().owner(b"lock", false);
         assert_eq!(owner, Some("client-1"));
     }
     store.now_ms += 500;
     store.step(Input::Sweep);
-    let gone = store
-        .request(2, &["GET", "lock"])
-        .0
-        .answer
-        .expect("an answer");
-    assert_eq!(&gone.payload[..], b"$-1\r\n");
-    let kept = store
-        .request(2, &["GET", "replaced"])
-        .0
-        .answer
-        .expect("an answer");
-    assert_eq!(&kept.payload[..], b"$1\r\nw\r\n");
+    let gone = answer(&store.request(2, &["GET", "lock"]).0);
+    assert_eq!(gone, "$-1\\r\\n");
+    let kept = answer(&store.request(2, &["GET", "replaced"]).0);
+    assert_eq!(kept, "$1\\r\\nw\\r\\n");
     moved
 }
 
@@ -86,9 +79,7 @@ fn start_renotifies_expirations_from_before_a_clock_step() {
     store.request(2, &["KEYNOTIFY", "k"]);
     store.now_ms += 500;
     store.step(Input::Sweep);
-    let step_ms = 24 * 3_600_000;
-    store.now_ms += step_ms;
-    assert!(store.core.postpone(store.now_ms, step_ms));
+    store.step_clock();
     let store = store.restart(Mode::Foreign);
     assert_eq!(store.expirations.len(), 1);
 }

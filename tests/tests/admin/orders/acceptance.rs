@@ -3,7 +3,10 @@
 use serde_json::{Value as Json, json};
 use statehouse_tests::{Client, Publish, Server};
 
-use super::{Fleet, TOPIC, chunks, ended, fleet, name, order, publish, secret, signed, trusting};
+use super::{
+    Fleet, TOPIC, chunks, ended, fleet, name, order, publish, secret, ship, ship_file, signed,
+    trusting,
+};
 use crate::{OURS, answers, keygen, listing, policy, roles};
 
 #[test]
@@ -19,21 +22,17 @@ fn signed_order_ships_and_promotes_a_policy() {
     let order = signed(&order(&store, 7, "promote", &file), &key);
     assert_eq!(publish(&mut client, &order), (0, String::new()));
     let all = chunks(&file);
-    assert!(
-        all.len() > 2,
-        "a file of {} bytes has too few chunks",
-        file.len()
-    );
+    assert!(all.len() > 2, "{} bytes have too few chunks", file.len());
     // Chunks arrive in reverse order, over two connections, and each of them twice, since QoS 1
     // delivers at least once.
     for chunk in all.iter().skip(1).rev() {
-        assert_eq!(publish(&mut client, chunk).0, 0);
-        assert_eq!(publish(&mut client, chunk).0, 0);
+        ship(&mut client, chunk);
+        ship(&mut client, chunk);
     }
     assert!(!answers(&server, "tally"));
     let mut second = server.connect("second");
-    assert_eq!(publish(&mut second, &order).0, 0);
-    assert_eq!(publish(&mut second, &all[0]).0, 0);
+    ship(&mut second, &order);
+    ship(&mut second, &all[0]);
     let status = ended(&server, 7);
     assert_eq!(status["state"], "done", "{status}");
     assert_eq!(status["active"]["name"], OURS);
@@ -49,8 +48,8 @@ fn signed_order_ships_and_promotes_a_policy() {
     }
     // Late duplicates are acknowledged and have no effect.
     policy(&server, &["rollback"]).code(0);
-    assert_eq!(publish(&mut client, &order).0, 0);
-    assert_eq!(publish(&mut client, &all[0]).0, 0);
+    ship(&mut client, &order);
+    ship(&mut client, &all[0]);
     assert!(!answers(&server, "tally"));
 }
 
@@ -69,12 +68,10 @@ fn old_order_is_refused_also_after_a_restart() {
         &key,
     );
     let mut client = server.connect("fleet");
-    assert_eq!(publish(&mut client, &first).0, 0);
-    for chunk in chunks(&file) {
-        assert_eq!(publish(&mut client, &chunk).0, 0);
-    }
+    ship(&mut client, &first);
+    ship_file(&mut client, &file);
     assert_eq!(ended(&server, 7)["state"], "done");
-    assert_eq!(publish(&mut client, &back).0, 0);
+    ship(&mut client, &back);
     assert_eq!(ended(&server, 8)["state"], "done");
     assert!(!answers(&server, "tally"));
     let refused = |client: &mut Client| {
@@ -91,10 +88,7 @@ fn old_order_is_refused_also_after_a_restart() {
     assert!(!answers(&server, "tally"));
     // An order needs no chunks if its policy is loaded already.
     let again = json!({ "serial": 9, "stores": [store], "action": "promote", "digest": blake3::hash(&file).to_hex().to_string() });
-    assert_eq!(
-        publish(&mut server.connect("fleet"), &signed(&again, &key)).0,
-        0
-    );
+    ship(&mut server.connect("fleet"), &signed(&again, &key));
     assert_eq!(ended(&server, 9)["state"], "done");
     assert!(answers(&server, "tally"));
 }
@@ -119,33 +113,21 @@ fn invalid_or_untrusted_order_is_refused() {
         .to_string()
         .replace("\"serial\":7", "\"serial\":8")
         .into_bytes();
-    for (publication, says) in [
-        (signed(&good, &other), "not signed"),
-        (unsigned, "not signed"),
-        (changed, "not signed"),
-    ] {
+    for publication in [signed(&good, &other), unsigned, changed] {
         let (reason, text) = publish(&mut client, &publication);
         assert_eq!(reason, 0x87, "{text}");
-        assert!(text.contains(says), "{text}");
+        assert!(text.contains("not signed"), "{text}");
     }
     server.wait_for_log("the order is not signed by a key");
-    for (order, reason) in [
-        (
-            json!({ "serial": 7, "stores": [store], "action": "explode" }),
-            0x99,
-        ),
-        (
-            json!({ "serial": 7, "stores": [store], "action": "promote" }),
-            0x99,
-        ),
-        (json!([]), 0x99),
-        (
-            json!({ "serial": 7, "stores": [], "action": "rollback" }),
-            0x99,
-        ),
-        (json!({ "serial": 7, "action": "rollback" }), 0x99),
+    for order in [
+        json!({ "serial": 7, "stores": [store], "action": "explode" }),
+        json!({ "serial": 7, "stores": [store], "action": "promote" }),
+        json!([]),
+        json!({ "serial": 7, "stores": [], "action": "rollback" }),
+        json!({ "serial": 7, "action": "rollback" }),
     ] {
-        assert_eq!(publish(&mut client, &signed(&order, &key)).0, reason);
+        let (reason, text) = publish(&mut client, &signed(&order, &key));
+        assert_eq!(reason, 0x99, "{order}: {text}");
     }
     let line = server.wait_for_log("the order names no store");
     assert!(line.contains("statehouse::audit"), "{line}");
@@ -190,11 +172,9 @@ fn captured_order_is_refused_by_another_store() {
     let other_name = name(&other);
     assert_ne!(other_name, store);
     let captured = signed(&order(&store, 7, "promote", &file), &key);
-    let mut all = vec![captured.clone()];
-    all.extend(chunks(&file));
-    for publication in &all {
-        assert_eq!(publish(&mut server.connect("fleet"), publication).0, 0);
-    }
+    let mut fleet = server.connect("fleet");
+    ship(&mut fleet, &captured);
+    ship_file(&mut fleet, &file);
     assert_eq!(ended(&server, 7)["state"], "done");
 
     let before = listing(&other);
@@ -208,7 +188,7 @@ fn captured_order_is_refused_by_another_store() {
     let line = other.wait_for_log("the order is for other stores");
     assert!(line.contains("statehouse::audit"), "{line}");
     // The store has taken no order, so it takes no chunks.
-    assert_eq!(publish(&mut client, &all[1]).0, 0x83);
+    assert_eq!(publish(&mut client, &chunks(&file)[0]).0, 0x83);
     assert_eq!(listing(&other), before);
     // The refused order has not used up its serial. One order may name both stores.
     let both = json!({
@@ -216,10 +196,8 @@ fn captured_order_is_refused_by_another_store() {
         "stores": [store, other_name],
         "action": "shadow",
     });
-    assert_eq!(
-        publish(&mut client, &signed(&both, &key)),
-        (0, String::new())
-    );
+    let taken = publish(&mut client, &signed(&both, &key));
+    assert_eq!(taken, (0, String::new()));
     assert_eq!(ended(&other, 7)["state"], "done");
 }
 
@@ -236,7 +214,7 @@ fn order_is_refused_after_a_restart_in_memory() {
     let store = line.rsplit(' ').next().unwrap();
     let order = json!({ "serial": 7, "stores": [store], "action": "shadow" });
     let order = signed(&order, &key);
-    assert_eq!(publish(&mut server.connect("fleet"), &order).0, 0);
+    ship(&mut server.connect("fleet"), &order);
     assert_eq!(ended(&server, 7)["state"], "done");
     server.stop();
     server.restart();

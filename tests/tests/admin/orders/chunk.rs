@@ -4,7 +4,7 @@ use std::fs;
 
 use statehouse_tests::Publish;
 
-use super::{Fleet, TOPIC, chunks, ended, fleet, order, publish, signed};
+use super::{Fleet, TOPIC, chunks, ended, fleet, order, publish, ship, ship_file, signed};
 use crate::{OURS, answers, ours, roles};
 
 #[test]
@@ -17,10 +17,8 @@ fn chunk_that_does_not_match_the_order_is_refused() {
         ..
     } = fleet();
     let mut client = server.connect("fleet");
-    assert_eq!(
-        publish(&mut client, &signed(&order(&store, 7, "load", &file), &key)).0,
-        0
-    );
+    let announced = order(&store, 7, "load", &file);
+    ship(&mut client, &signed(&announced, &key));
     let all = chunks(&file);
     let mut tampered = all[0].clone();
     tampered.payload[100] ^= 1;
@@ -38,25 +36,15 @@ fn chunk_that_does_not_match_the_order_is_refused() {
         let chunk = Publish::new(&format!("{TOPIC}/chunk/{place}"), "x").qos(1);
         assert_eq!(publish(&mut client, &chunk).0, 0x90, "{place}");
     }
-    for chunk in &all {
-        assert_eq!(publish(&mut client, chunk).0, 0);
-    }
+    ship_file(&mut client, &file);
     assert_eq!(ended(&server, 7)["state"], "done");
     assert_eq!(roles(&server, OURS).unwrap(), [""; 0]);
     // An unsigned file is refused even if the order is signed: a valid order does not make its file
     // trusted.
     let unsigned = fs::read(ours()).unwrap();
-    assert_eq!(
-        publish(
-            &mut client,
-            &signed(&order(&store, 8, "promote", &unsigned), &key)
-        )
-        .0,
-        0
-    );
-    for chunk in chunks(&unsigned) {
-        assert_eq!(publish(&mut client, &chunk).0, 0);
-    }
+    let announced = order(&store, 8, "promote", &unsigned);
+    ship(&mut client, &signed(&announced, &key));
+    ship_file(&mut client, &unsigned);
     let status = ended(&server, 8);
     assert_eq!(status["state"], "failed");
     assert!(

@@ -2,7 +2,6 @@
 
 use std::{fs, path::Path};
 
-use serde_json::Value as Json;
 use statehouse_tests::{
     Fate, Mosquitto, Proxy, Ran, Server, Way,
     broker::{Broker, Greeting},
@@ -58,8 +57,8 @@ fn push_signs_ships_and_reports_errors() {
     let trusted = |more: &[&str]| push_with("trusted.key", more);
     // The command signs an unsigned file, which gives the same bytes as `policy sign`.
     let module = ours();
-    let done = trusted(&[&module, "--promote", "--json"]).code(0).text();
-    let status: Json = serde_json::from_str(&done).unwrap();
+    let done = trusted(&[&module, "--promote", "--json"]).code(0);
+    let status = done.object();
     assert_eq!(status["state"], "done");
     assert_eq!(status["digest"], blake3::hash(&file).to_hex().to_string());
     assert!(answers(&server, "tally"));

@@ -49,29 +49,19 @@ pub(super) fn make(directory: &Path) -> Value {
     fill_until_snapshot(&server);
     change_policies(&server, &mut asker, &mut exchanges);
     sessions::make(&server);
-    let keys = export(&ours(&server), &server);
+    let keys = export(&|it| server.run(it), &server);
     fs::write(directory.join("export.jsonl"), &keys.stdout).unwrap();
     let backup = directory.join("backup.state");
-    let backup = ["snapshot", backup.to_str().unwrap()];
-    ours(&server)(&backup).code(0);
+    server.run(&["snapshot", backup.to_str().unwrap()]).code(0);
     asker_after_the_backup(&mut asker, &mut exchanges);
-    let history = ours(&server)(&["history", "greeting", "--json"]).code(0);
-    let policies = roles(&ours(&server)(&["policy", "list", "--json"]));
+    let history = server.run(&["history", "greeting", "--json"]).code(0);
+    let policies = roles(&server.run(&["policy", "list", "--json"]));
     kill_during_writes(&mut server, asker);
     copy_all(
         &server.directory().join("statehouse-data"),
         &directory.join("embedded"),
     );
     json!({ "exchanges": exchanges, "history": lines(&history), "policies": policies })
-}
-
-/// Runs a command for a running server with the default data directory.
-fn ours(server: &Server) -> impl Fn(&[&str]) -> Ran {
-    move |arguments| {
-        let mut command = command(arguments);
-        command.current_dir(server.directory());
-        finish(command, b"")
-    }
 }
 
 fn fill_keys(server: &Server, asker: &mut Store, exchanges: &mut Vec<Value>) {
@@ -116,21 +106,21 @@ fn fill_until_snapshot(server: &Server) {
 
 /// Three policies are active in turn, and answer requests. The second one then has other roles.
 fn change_policies(server: &Server, asker: &mut Store, exchanges: &mut Vec<Value>) {
-    let run = ours(server);
+    let run = |arguments: &[&str]| server.run(arguments).code(0);
     // This policy counts in hidden keys.
     let limiting = policies::example("rate-limit");
-    run(&["policy", "load", limiting.to_str().unwrap(), "--promote"]).code(0);
+    run(&["policy", "load", limiting.to_str().unwrap(), "--promote"]);
     for value in ["1", "2"] {
         exchange::ask(asker, exchanges, &["SET", "limited", value]);
     }
     for mark in ["first", "second"] {
         let file = policies::marked(mark);
-        run(&["policy", "load", file.to_str().unwrap(), "--promote"]).code(0);
+        run(&["policy", "load", file.to_str().unwrap(), "--promote"]);
         exchange::ask(asker, exchanges, &["TALLY", "count"]);
     }
-    run(&["policy", "canary", "marked-first", "--clients", "canary-*"]).code(0);
-    run(&["policy", "route", "routed/", "marked-first"]).code(0);
-    run(&["policy", "shadow", "builtin", "--sample", "1%"]).code(0);
+    run(&["policy", "canary", "marked-first", "--clients", "canary-*"]);
+    run(&["policy", "route", "routed/", "marked-first"]);
+    run(&["policy", "shadow", "builtin", "--sample", "1%"]);
     let mut canary = server.store("canary-1");
     assert_eq!(
         canary.ask(&["TALLY", "count"]).payload()[4..11],

@@ -39,8 +39,7 @@ pub(super) fn make(server: &Server) {
     assert_eq!(sleeper.subscribe("$share/workers/job/#", 1), 1);
     sleeper.abort();
 
-    let mut anna = connect("tablet");
-    (anna.user_name, anna.password) = (Some("anna".into()), Some(b"secret".to_vec()));
+    let anna = connect("tablet").login("anna", "secret");
     let mut anna = Client::connect(address, &anna);
     assert_eq!(anna.subscribe("news/#", 1), 1);
     anna.disconnect();
@@ -128,9 +127,7 @@ pub(super) fn check(server: &Server) {
     halfway.take_ack(kind::PUBCOMP, UNRELEASED);
     sleeper.expect_nothing();
 
-    let mut anna = connect("tablet");
-    (anna.user_name, anna.password) = (Some("anna".into()), Some(b"secret".to_vec()));
-    let mut anna = resume(&anna);
+    let mut anna = resume(&connect("tablet").login("anna", "secret"));
     assert_eq!(anna.take_publish("news/1").payload, b"queued");
     anna.disconnect();
     // The session belongs to a user, so another client with this id does not get it.

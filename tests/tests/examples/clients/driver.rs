@@ -3,6 +3,7 @@
 use std::{
     ffi::OsString,
     io::Write,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     time::Duration,
@@ -81,8 +82,9 @@ impl Driver {
     }
 
     /// Starts the client and connects it.
-    pub(crate) fn connect(language: Language, url: &str) -> Driver {
+    pub(crate) fn connect(language: Language, address: SocketAddr) -> Driver {
         let mut driver = Driver::start(language);
+        let url = format!("mqtt://{address}");
         driver.ask(json!({"do": "connect", "url": url, "timeout_ms": 30_000}));
         driver
     }

@@ -28,14 +28,13 @@ fn text(token: &Value) -> &str {
 
 fn assert_handover(from: Language, to: Language) {
     let server = Server::start();
-    let url = format!("mqtt://{}", server.address());
-    let [mut first, mut second] = [from, to].map(|it| Driver::connect(it, &url));
+    let [mut first, mut second] = [from, to].map(|it| Driver::connect(it, server.address()));
     let first_token = first.ask(lock(10_000));
     first.ask(write(&first_token));
     second.begin(lock(60_000));
     // Longer than the lease, so only renewals hold the lock.
     thread::sleep(LEASE + LEASE / 3);
-    let mut third = Driver::connect(to, &url);
+    let mut third = Driver::connect(to, server.address());
     assert_eq!(third.ask(lock(0)), Value::Null, "the lock is not held");
     assert_eq!(first.ask(json!({"do": "held", "name": "nightly"})), true);
     assert_eq!(first.ask(json!({"do": "release", "name": "nightly"})), true);
@@ -63,12 +62,11 @@ fn lock_is_handed_over_from_javascript_to_python() {
 #[test]
 fn lock_of_a_crashed_holder_is_free_after_its_lease() {
     let server = Server::start();
-    let url = format!("mqtt://{}", server.address());
     for language in LANGUAGES {
-        let mut holder = Driver::connect(language, &url);
+        let mut holder = Driver::connect(language, server.address());
         holder.ask(lock(10_000));
         holder.kill();
-        let mut next = Driver::connect(language, &url);
+        let mut next = Driver::connect(language, server.address());
         assert!(next.ask(lock(60_000)).is_string(), "{language:?}");
         next.ask(json!({"do": "release", "name": "nightly"}));
     }
@@ -78,8 +76,7 @@ fn lock_of_a_crashed_holder_is_free_after_its_lease() {
 #[test]
 fn python_lock_is_not_held_after_a_suspension() {
     let server = Server::start();
-    let url = format!("mqtt://{}", server.address());
-    let mut holder = Driver::connect(Language::Python, &url);
+    let mut holder = Driver::connect(Language::Python, server.address());
     holder.ask(lock(10_000));
     holder.ask(json!({"do": "suspend", "ms": 2 * LEASE.as_millis() as u64}));
     assert_eq!(holder.ask(json!({"do": "held", "name": "nightly"})), false);
@@ -89,9 +86,8 @@ fn python_lock_is_not_held_after_a_suspension() {
 #[test]
 fn lost_lock_is_not_reported_as_held() {
     let server = Server::start();
-    let url = format!("mqtt://{}", server.address());
     for language in LANGUAGES {
-        let mut holder = Driver::connect(language, &url);
+        let mut holder = Driver::connect(language, server.address());
         holder.ask(lock(10_000));
         server.store("thief").set("nightly", "thief");
         let stolen = Instant::now();

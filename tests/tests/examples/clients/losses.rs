@@ -46,8 +46,7 @@ fn watch_over_a_killed_store_misses_no_change_without_a_gap() {
             let written = writer.end();
             assert_eq!(written["ok"]["applied"], true, "{language:?}: {written}");
             if value == CHANGES / 4 {
-                server.kill();
-                server.restart();
+                server.kill_and_restart();
             }
         }
         let mut next = || {
@@ -94,7 +93,7 @@ fn watch_waits_for_the_store_behind_a_restarted_broker() {
     for language in LANGUAGES {
         let mut broker = Mosquitto::start();
         let store = serve_behind(&broker);
-        let mut reader = Driver::connect(language, &broker.url());
+        let mut reader = Driver::connect(language, broker.address());
         reader.ask(json!({"do": "watch", "key": hex("key")}));
         drop(store);
         broker.kill();
@@ -108,11 +107,6 @@ fn watch_waits_for_the_store_behind_a_restarted_broker() {
     }
 }
 
-/// Connects a client through the proxy.
-fn connect_through(language: Language, proxy: &Proxy) -> Driver {
-    Driver::connect(language, &format!("mqtt://{}", proxy.address()))
-}
-
 /// Regression: Mosquitto does not save a session whose last connection began with Clean Start.
 #[test]
 fn session_survives_the_restart_of_a_persistent_broker() {
@@ -120,7 +114,7 @@ fn session_survives_the_restart_of_a_persistent_broker() {
         let mut broker = Mosquitto::with(PERSISTENT);
         let _store = serve_behind(&broker);
         let proxy = Proxy::start(broker.address());
-        let mut store = connect_through(language, &proxy);
+        let mut store = Driver::connect(language, proxy.address());
         store.ask(set("key", 1));
         broker.stop();
         broker.restart();
@@ -143,7 +137,7 @@ fn request_is_resent_if_the_broker_loses_the_session() {
         let mut broker = Mosquitto::start();
         let _store = serve_behind(&broker);
         let proxy = Proxy::start(broker.address());
-        let mut store = connect_through(language, &proxy);
+        let mut store = Driver::connect(language, proxy.address());
         proxy.script(|seen| match (seen.way, seen.packet.kind()) {
             (Way::FromBroker, kind::PUBLISH) => Fate::Hold,
             _ => Fate::Pass,
@@ -177,7 +171,7 @@ fn request_refused_as_too_large_is_not_resent() {
         let broker = Mosquitto::with(&["message_size_limit 1000"]);
         let _store = serve_behind(&broker);
         let proxy = Proxy::start(broker.address());
-        let mut store = connect_through(language, &proxy);
+        let mut store = Driver::connect(language, proxy.address());
         let large = hex("x".repeat(2000));
         let refused = store.attempt(json!({"do": "set", "key": hex("key"), "value": large}));
         assert_eq!(refused["error"], "denied", "{language:?}: {refused}");
@@ -193,9 +187,7 @@ fn resent_request_gets_the_response_of_its_first_delivery() {
     for language in LANGUAGES {
         let server = Server::start();
         let proxy = Proxy::start(server.address());
-        let url = format!("mqtt://{}", proxy.address());
-        let mut store = Driver::start(language);
-        store.ask(json!({"do": "connect", "url": url, "timeout_ms": 30_000}));
+        let mut store = Driver::connect(language, proxy.address());
         let mut lost = 0;
         proxy.script(move |seen| {
             let is_response = seen.way == Way::FromBroker && seen.packet.kind() == kind::PUBLISH;

@@ -14,13 +14,9 @@ use super::driver::{Driver, LANGUAGES, Language, hex, python, workspace};
 /// Bytes that a text protocol could confuse.
 const BYTES: &[u8] = b"\x00\r\n$-1\r\n\xFF*+:\xC3";
 
-fn url(server: &Server) -> String {
-    format!("mqtt://{}", server.address())
-}
-
 fn assert_operations(language: Language) {
     let server = Server::start();
-    let mut store = Driver::connect(language, &url(&server));
+    let mut store = Driver::connect(language, server.address());
     let (key, value) = (hex(BYTES), hex([BYTES, BYTES].concat()));
     assert_eq!(store.ask(json!({"do": "get", "key": key})), Value::Null);
     let set = store.ask(json!({"do": "set", "key": key, "value": value}));
@@ -92,7 +88,7 @@ fn javascript_client_executes_each_operation() {
 fn request_that_the_store_does_not_take_is_refused_before_it_is_sent() {
     let server = Server::start();
     for language in LANGUAGES {
-        let mut store = Driver::connect(language, &url(&server));
+        let mut store = Driver::connect(language, server.address());
         let large = hex(vec![b'x'; 2 << 20]);
         let refused = store.attempt(json!({"do": "set", "key": hex("large"), "value": large}));
         let text = refused["text"].as_str().unwrap_or_default();
@@ -116,7 +112,7 @@ fn scan_continues_over_pages() {
         writer.set(key, "");
     }
     for language in LANGUAGES {
-        let mut store = Driver::connect(language, &url(&server));
+        let mut store = Driver::connect(language, server.address());
         let found = store.ask(json!({"do": "scan", "pattern": hex("*")}));
         let mut found: Vec<_> = found
             .as_array()
@@ -135,7 +131,7 @@ fn scan_continues_over_pages() {
 fn watch_reports_each_change_and_the_expiry() {
     let server = Server::start();
     for language in LANGUAGES {
-        let mut store = Driver::connect(language, &url(&server));
+        let mut store = Driver::connect(language, server.address());
         let key = hex(BYTES);
         store.ask(json!({"do": "watch", "key": key}));
         for value in ["one", "", "two"] {
@@ -164,7 +160,7 @@ fn watch_reports_each_change_and_the_expiry() {
 #[test]
 fn watch_that_replaces_another_one_gets_changes() {
     let server = Server::start();
-    let mut store = Driver::connect(Language::Python, &url(&server));
+    let mut store = Driver::connect(Language::Python, server.address());
     let key = hex("key");
     store.ask(json!({"do": "watch", "key": key}));
     store.ask(json!({"do": "replace_watch", "key": key}));
@@ -177,7 +173,7 @@ fn watch_that_replaces_another_one_gets_changes() {
 fn error_of_the_store_is_reported_with_its_text() {
     let server = Server::start();
     for language in LANGUAGES {
-        let mut store = Driver::connect(language, &url(&server));
+        let mut store = Driver::connect(language, server.address());
         let refused = store.attempt(json!({"do": "get", "key": ""}));
         let expected = json!({"error": "refused", "text": "the key length is zero"});
         assert_eq!(refused, expected, "{language:?}");
@@ -250,7 +246,7 @@ fn wrong_password_is_denied_over_tls_and_websocket() {
 fn sockets_of_both_clients_send_without_delay() {
     let server = Server::start();
     for language in LANGUAGES {
-        let mut store = Driver::connect(language, &url(&server));
+        let mut store = Driver::connect(language, server.address());
         let nodelay = store.ask(json!({"do": "nodelay"}));
         assert_eq!(nodelay, true, "{language:?}");
     }
@@ -274,7 +270,7 @@ fn types_of_both_clients_hold() {
 fn client_sets_again_after_its_clock_is_set_back() {
     let server = Server::start();
     for language in LANGUAGES {
-        let mut store = Driver::connect(language, &url(&server));
+        let mut store = Driver::connect(language, server.address());
         let set = json!({"do": "set", "key": hex("key"), "value": ""});
         store.ask(json!({"do": "wall", "ahead_ms": 86_400_000}));
         let refused = store.attempt(set.clone());
