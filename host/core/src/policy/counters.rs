@@ -4,11 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::bindings::statehouse::policy::log::Level;
 use super::digest::Digest;
 use super::lines::Lines;
+use super::locked;
 use crate::limits;
 
 /// The counters of a policy.
@@ -56,11 +57,6 @@ impl Tally {
             None => _ = self.counts.insert(name.to_owned(), by),
         }
     }
-}
-
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A poisoned lock only means that a thread panicked between two complete updates.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Counters {

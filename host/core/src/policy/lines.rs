@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use super::bindings::statehouse::policy::log::Level;
-use super::counters::locked;
 use super::digest::Digest;
+use super::locked;
 use super::selector::Candidate;
 use crate::{clock, limits};
 

@@ -23,6 +23,8 @@ mod selector;
 mod swaps;
 mod work;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use assignment::{
     Assignment, AssignmentError, Canary, CanaryRule, Delivered, Prefix, Role, RolledBack, Route,
     Shadow,
@@ -48,3 +50,8 @@ pub use registry::{Absent, Choice, KeyLookup, Part, Registry, Routes};
 pub use selector::{BUILT_IN, Candidate, Selector, SelectorError};
 pub use swaps::{Swap, Swaps};
 pub use work::{Done, Failures, LastFailure, Work};
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A poisoned lock only means that a thread panicked between two complete updates.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use serde::Serialize;
 
 use super::budget::Failure;
-use super::counters::locked;
+use super::locked;
 
 /// Statistics of one policy. Written under the store's lock, read without it.
 #[derive(Debug, Default)]
