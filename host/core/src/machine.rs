@@ -37,7 +37,7 @@ pub enum Input<'a> {
     /// A notification for this key could not be delivered. The client's watches that cover the key
     /// end.
     Undeliverable(&'a Peer, &'a [u8]),
-    /// A client has these rights now. Its watches of keys that it may not read any more end.
+    /// A client has these rights now. Its watches cover only keys that it may read.
     Rights(&'a Peer, &'a Arc<dyn ClientRights>),
     /// An earlier run removed these expired keys and may not have notified their watchers.
     Expired(&'a [(Key, Stamp)]),

@@ -14,7 +14,8 @@ use crate::store::Peer;
 pub use reply::{ReplyTo, notification_properties};
 use statehouse_protocol::rights::ClientRights;
 pub use statehouse_protocol::topics::{
-    ADMIN_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, notification_topic,
+    ADMIN_TOPICS, BROKER_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC,
+    notification_topic,
 };
 use statehouse_protocol::{ConnectionId, SessionId};
 
@@ -161,7 +162,7 @@ pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<
     if response_topic.is_some_and(is_reserved) {
         return Parsed::Disconnect(
             ReasonCode::TOPIC_NAME_INVALID,
-            "the response topic of a request is reserved by the state store",
+            "the response topic of a request is reserved for the state store or the broker",
         );
     }
     let (topic, correlation_data) = match (response_topic, properties.correlation_data()) {
@@ -218,13 +219,13 @@ pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<
     Parsed::Run(request, reply_to)
 }
 
-/// Whether a response on this topic would look like a message that only the store sends. The codec
-/// has checked that it is a topic name: not empty, and without wildcards.
+/// Whether a response on this topic would look like a message that only the store or a broker
+/// sends. The codec has checked that it is a topic name: not empty, and without wildcards.
 fn is_reserved(response_topic: &[u8]) -> bool {
     [REQUEST_TOPIC, PREVIEW_TOPIC]
         .iter()
         .any(|topic| response_topic == topic.as_bytes())
-        || [NOTIFICATION_TOPICS, ADMIN_TOPICS]
+        || [NOTIFICATION_TOPICS, ADMIN_TOPICS, BROKER_TOPICS]
             .iter()
             .any(|prefix| response_topic.starts_with(prefix.as_bytes()))
 }
@@ -417,6 +418,7 @@ mod tests {
             NOTIFICATION_TOPICS,
             &notification,
             &status,
+            "$SYS/broker/uptime",
         ] {
             let properties = properties(Some(topic), Some(b"1"), &[]);
             let disconnects = |parsed: Parsed<'_>| match parsed {

@@ -430,8 +430,10 @@ impl Replayer<'_> {
 
 fn classify(handled: &Handled<'_>, replayed: store::Replayed) -> Comparison {
     let outcome = &handled.remembered.outcome;
-    if let Err(Failure::Watchdog) = replayed.answer {
-        return Comparison::NotComparable("this machine was too slow for the policy");
+    if replayed.answer.as_ref().is_err_and(Failure::is_of_machine) {
+        return Comparison::NotComparable(
+            "this machine was too slow for the policy, or lacked a resource such as memory",
+        );
     }
     if replayed.guessed {
         return Comparison::NotComparable(

@@ -28,6 +28,7 @@ mod modules;
 mod settings;
 
 use std::hash::{Hash, Hasher};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -72,6 +73,16 @@ pub const POLICY_FILE_BYTES_MAX: u64 = 64 << 20;
 #[must_use]
 pub fn config() -> Config {
     settings::config()
+}
+
+/// The error of the system that made wasmtime fail, such as a lack of memory or of address space.
+/// `None` if the system is not the cause.
+#[must_use]
+pub fn system_error(error: &wasmtime::Error) -> Option<io::Error> {
+    let errno = error.downcast_ref::<rustix::io::Errno>();
+    let errno = errno.map(|it| it.raw_os_error());
+    let code = errno.or_else(|| error.downcast_ref::<io::Error>()?.raw_os_error());
+    code.map(io::Error::from_raw_os_error)
 }
 
 /// Converts components to a form that can be instantiated.

@@ -239,3 +239,13 @@ fn total_of_all_files_stays_below_its_limit() {
     assert_eq!(none.compiles(&policy(b'b')), 1);
     only_file(&code);
 }
+
+#[test]
+fn error_of_the_system_is_found_below_its_context() {
+    let lack = rustix::io::Errno::NOMEM;
+    let error = wasmtime::Error::from(lack).context("mmap failed to reserve 0x1000 bytes");
+    let found = system_error(&error).map(|it| it.raw_os_error());
+    assert_eq!(found, Some(Some(lack.raw_os_error())));
+    let other = wasmtime::Error::msg("Cannot allocate memory (os error 12)");
+    assert!(system_error(&other).is_none());
+}

@@ -88,7 +88,8 @@ pub(crate) fn may_be_temporary(error: &LoadError) -> bool {
             | LoadError::Thread(_)
             | LoadError::Costly(_)
             | LoadError::Compiler(_)
-            | LoadError::Trial(_, Failure::Watchdog)
+            | LoadError::Trial(_, Failure::Watchdog | Failure::Machine(_))
+            | LoadError::SelfTest(_, Failure::Machine(_))
     )
 }
 
@@ -340,8 +341,9 @@ impl Opening<'_> {
     }
 }
 
-/// Promotes the policy of the setting `policy`, unless the guard rolled it back: a service manager
-/// restarts the program with the same setting, which is no new decision of the operator.
+/// Promotes the policy of the setting `policy`, unless the guard rolled it back or ended its
+/// canary: a service manager restarts the program with the same setting, which is no new decision
+/// of the operator.
 fn promote_configured(
     assignment: Assignment,
     digest: Digest,
@@ -350,7 +352,7 @@ fn promote_configured(
     match assignment.decision(digest) {
         Some(decision) => {
             let (path, why) = (path.display(), &decision.why);
-            tracing::error!(%path, %digest, why, "the policy of --policy is loaded but not active, because the guard rolled it back; `statehouse policy promote` makes it active again");
+            tracing::error!(%path, %digest, why, "the policy of --policy is loaded but not active, because the guard rolled it back or ended its canary; `statehouse policy promote` makes it active again");
             Ok(assignment)
         }
         None => Ok(assignment.promote(digest)?),

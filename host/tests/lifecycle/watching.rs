@@ -441,6 +441,62 @@ fn candidate_with_an_undeclared_command_fails() {
     assert!(matches!(again, Reexecution::Ran(..)));
 }
 
+/// Regression: a comparison accepted a policy that fails at every write of a watched key.
+#[test]
+fn candidate_that_cannot_notify_fails() {
+    let all = policies();
+    let mut core = core(shadowed(&all.faulty));
+    let mut instance = Instance::new(all.faulty.clone());
+    let mut tried = |key: &str| {
+        let (effects, answer) = ask(&mut core, "client", &["SET", key, "fine"]);
+        assert_eq!(answer, "+OK\r\n");
+        let observed = effects.sampled.expect("every request is compared");
+        observed.execute_by_candidate(&mut instance, &[])
+    };
+    assert!(matches!(tried("notify"), Reexecution::Ran(..)));
+    let Reexecution::Failed(failure) = tried("bad-notify") else {
+        panic!("it must fail");
+    };
+    let failure = failure.to_string();
+    assert!(failure.contains("a panic in notify"), "{failure}");
+    // Its instance is replaced.
+    assert!(matches!(tried("notify"), Reexecution::Ran(..)));
+}
+
+/// Regression: requests at which the active policy failed were left out, so a comparison could not
+/// show that the candidate answers them.
+#[test]
+fn failure_of_the_active_policy_is_a_difference() {
+    let active = faulty_alone();
+    let shadow = Shadow {
+        policy: digest(&policies().standard),
+        per_mille: 1000,
+    };
+    let assignment = loaded().load(digest(&active)).unwrap();
+    let assignment = assignment.promote(digest(&active)).unwrap();
+    let assignment = assignment.shadow(Some(shadow)).unwrap();
+    let rig = rig_over(core_with(assignment, vec![active.clone()]), 1);
+    let (answer, policy) = rig.ask(&["SET", "k", "panic"]);
+    assert_eq!(
+        (&answer[..], policy),
+        (&b"-ERR internal error\r\n"[..], tag(&active))
+    );
+    let report = rig.report(1);
+    assert_eq!(
+        (report.compared, report.different_answer),
+        (1, 1),
+        "{report:?}"
+    );
+    let example = &report.examples[0];
+    let failure = example.active.failure.as_deref().unwrap();
+    assert!(failure.contains("a panic on request"), "{failure}");
+    assert_eq!(example.active.answer, None);
+    assert_eq!(example.candidate.answer.as_deref(), Some("+OK\\r\\n"));
+    assert_eq!(example.candidate.writes, ["put k = panic"]);
+    // A failure is not checked for hidden state.
+    assert_eq!(active.work.done().impure, 0);
+}
+
 #[test]
 fn policy_with_hidden_state_is_detected() {
     let all = policies();

@@ -51,3 +51,26 @@ fn saved_project_is_built_tested_and_promoted() {
     });
     assert_eq!(listing(&server)["policies"].as_array().unwrap().len(), 2);
 }
+
+/// Regression: such a build was loaded only after another save.
+#[test]
+fn build_without_a_store_is_loaded_when_the_store_answers() {
+    let mut server = Server::start();
+    let source = server.directory().join("project/policy.js");
+    project(server.directory(), Path::new(&ours()));
+    let dev = background(&server, &["dev", "project"]);
+    dev.wait_for("promoted marked-ship");
+    server.stop();
+    fs::copy(policies::marked("dock"), &source).unwrap();
+    until("the new build is tested", || {
+        let lines = dev.lines.all();
+        lines
+            .iter()
+            .filter(|it| it.contains("every line holds"))
+            .count()
+            >= 2
+    });
+    server.restart();
+    dev.wait_for("promoted marked-dock");
+    assert_eq!(roles(&server, "marked-dock").unwrap(), ["active"]);
+}

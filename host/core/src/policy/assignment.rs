@@ -11,8 +11,10 @@ use super::origin::{Act, Actor, Origin};
 use crate::limits;
 use statehouse_protocol::pattern;
 
+mod delivered;
 mod prefix;
 
+pub use delivered::Delivered;
 pub use prefix::Prefix;
 
 /// The policies and their roles.
@@ -23,8 +25,8 @@ pub struct Assignment {
     pub built_in: Digest,
     /// Handles every request that no route and no canary takes.
     pub active: Digest,
-    /// Formerly active policies, the newest first. A rollback returns to the first, and to the
-    /// built-in policy if there is none.
+    /// Formerly active policies, the newest first. A rollback returns to the first, or that of the
+    /// guard to the first that it did not decide about, and to the built-in policy if there is none.
     #[serde(default)]
     pub previous: Vec<Digest>,
     /// A candidate that re-executes live requests only for comparison.
@@ -39,8 +41,8 @@ pub struct Assignment {
     /// All loaded policies apart from the built-in one, the newest last.
     #[serde(default)]
     pub loaded: Vec<Digest>,
-    /// The last rollback, or end of a canary, that the guard decided. It is kept until that policy
-    /// becomes active again.
+    /// The last rollback, or end of a canary, that the guard decided. It is kept until an operator
+    /// makes that policy active again.
     #[serde(default)]
     pub guard: Option<RolledBack>,
     /// The decisions of the guard before, about other policies, the newest first. A field of their
@@ -109,12 +111,14 @@ impl CanaryRule {
         match self {
             Self::Percent(1..=100) => Ok(()),
             Self::Percent(_) => Err(AssignmentError::Percent),
-            Self::Clients(pattern) | Self::Keys(pattern)
-                if pattern.is_empty() || pattern.len() > limits::CANARY_PATTERN_BYTES_MAX =>
-            {
-                Err(AssignmentError::Pattern)
+            Self::Clients(pattern) | Self::Keys(pattern) => {
+                let has_length = (1..=limits::CANARY_PATTERN_BYTES_MAX).contains(&pattern.len());
+                // A `[` without `]` is probably a mistake, and makes each comparison slower.
+                match has_length && pattern::is_closed(pattern.as_bytes()) {
+                    true => Ok(()),
+                    false => Err(AssignmentError::Pattern),
+                }
             }
-            Self::Clients(_) | Self::Keys(_) => Ok(()),
         }
     }
 }
@@ -147,15 +151,10 @@ pub struct RolledBack {
     pub why: String,
     /// The time in milliseconds.
     pub now_ms: u64,
-}
-
-/// A file that a drop directory delivered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Delivered {
-    /// The name of the file, or its beginning.
-    pub file: String,
-    /// Its policy.
-    pub policy: Digest,
+    /// Whether the policy was the canary and only the canary ended. False in records of versions
+    /// without this field.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub canary: bool,
 }
 
 /// A role of a policy.
@@ -218,8 +217,11 @@ pub enum AssignmentError {
     /// The percentage is out of range.
     #[error("a canary takes 1 to 100 percent of the clients")]
     Percent,
-    /// The length of a pattern is out of range.
-    #[error("a pattern must have 1 to {max} bytes", max = limits::CANARY_PATTERN_BYTES_MAX)]
+    /// The length of a pattern is out of range, or a bracket is not closed.
+    #[error(
+        "a pattern must have 1 to {max} bytes, and a `]` for each `[`; `\\[` stands for a bracket",
+        max = limits::CANARY_PATTERN_BYTES_MAX
+    )]
     Pattern,
     /// The share of requests is out of range.
     #[error("a shadow re-executes 1 to 1000 of a thousand requests")]
@@ -329,33 +331,52 @@ impl Assignment {
             .retain(|it| *it != policy && *it != self.active);
         next.previous.insert(0, self.active);
         next.previous.truncate(limits::PREVIOUS_POLICIES_MAX);
+        next.overrule(policy);
         next.activate(policy);
         Ok(next)
     }
 
-    /// The policy that a rollback returns to: the first previous one, or else the built-in one,
-    /// which is always loaded. So the guard can stop every other policy. `None` if the built-in
-    /// policy is active and there is no previous one.
+    /// The policy that a rollback by an operator returns to: the first previous one, or else the
+    /// built-in one, which is always loaded. `None` if the built-in policy is active and there is
+    /// no previous one.
     pub fn before(&self) -> Option<Digest> {
         let built_in = Some(self.built_in).filter(|it| *it != self.active);
         self.previous.first().copied().or(built_in)
+    }
+
+    /// The policy that the guard returns to: the first previous one that it has not decided about,
+    /// or else the built-in one. `None` if that is active already.
+    pub fn fallback(&self) -> Option<Digest> {
+        let mut previous = self.previous.iter().copied();
+        let built_in = Some(self.built_in).filter(|it| *it != self.active);
+        previous
+            .find(|it| self.decision(*it).is_none())
+            .or(built_in)
     }
 
     /// Makes the policy of [`Self::before`] active again. Repeated rollbacks go further back.
     pub fn rollback(&self) -> Result<Self, AssignmentError> {
         let before = self.before().ok_or(AssignmentError::NothingBefore)?;
         let mut next = self.clone();
+        next.overrule(before);
         next.activate(before);
         Ok(next)
     }
 
-    /// Records a rollback that the guard decided.
+    /// Records a rollback that the guard decided, to the policy of [`Self::fallback`]. The policies
+    /// that it passes over are no longer previous ones, so a further rollback does not return to
+    /// them.
     pub fn roll_back_for(&self, why: String, now_ms: u64) -> Result<Self, AssignmentError> {
-        let mut next = self.rollback()?;
+        let before = self.fallback().ok_or(AssignmentError::NothingBefore)?;
+        let mut next = self.clone();
+        let passed = next.previous.iter().take_while(|it| **it != before).count();
+        next.previous.drain(..passed);
+        next.activate(before);
         next.decide(RolledBack {
             policy: self.active,
             why,
             now_ms,
+            canary: false,
         });
         let act = Act {
             at_ms: now_ms,
@@ -374,13 +395,15 @@ impl Assignment {
             policy: canary.policy,
             why,
             now_ms,
+            canary: true,
         });
         next.canary = None;
         Ok(next)
     }
 
-    /// The guard's decision about a policy, unless that policy became active since. Only an
-    /// operator may then promote the policy, and neither a setting nor a file that is still there.
+    /// The guard's decision about a policy, unless an operator made the policy active since. Only
+    /// an operator may then do that, and neither the guard nor a setting nor a file that is still
+    /// there. Only the built-in policy the guard makes active all the same, if no other is left.
     pub fn decision(&self, policy: Digest) -> Option<&RolledBack> {
         let mut all = self.guard.iter().chain(&self.guard_before);
         all.find(|it| it.policy == policy)
@@ -392,22 +415,6 @@ impl Assignment {
         let last = self.guard.replace(decision);
         self.guard_before.splice(..0, last);
         self.guard_before.truncate(limits::GUARD_DECISIONS_MAX - 1);
-    }
-
-    /// Records that a file of a drop directory was delivered.
-    #[must_use]
-    pub fn deliver(&self, delivered: Delivered) -> Self {
-        let mut next = self.clone();
-        next.delivered.retain(|it| *it != delivered);
-        next.delivered.push(delivered);
-        while next.delivered.len() > limits::DELIVERED_FILES_MAX {
-            // A file that changes often must not displace the others.
-            let all = &next.delivered;
-            let is_replaced = |at: &usize| all[at + 1..].iter().any(|it| it.file == all[*at].file);
-            let oldest = (0..all.len()).find(is_replaced).unwrap_or(0);
-            next.delivered.remove(oldest);
-        }
-        next
     }
 
     /// Removes the guard's decision about a policy.
@@ -533,7 +540,6 @@ impl Assignment {
 
     fn activate(&mut self, policy: Digest) {
         self.active = policy;
-        self.overrule(policy);
         self.tidy();
     }
 

@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use statehouse_precompiled::system_error;
 use wasmtime::{ResourceLimiter, Trap};
 
 use crate::limits;
@@ -168,6 +169,9 @@ pub enum Failure {
     /// The machine or a host call was slow. A re-execution may succeed.
     #[error("the watchdog stopped it")]
     Watchdog,
+    /// The machine lacks a resource, such as memory. A re-execution may succeed.
+    #[error("the machine cannot run it: {0}")]
+    Machine(String),
     /// The guest trapped, or returned something that no valid component returns.
     #[error("{0}")]
     Trap(String),
@@ -177,6 +181,12 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Whether the machine is the likely cause: it was slow, or lacks a resource. Such a failure
+    /// says nothing about the result of a re-execution.
+    pub fn is_of_machine(&self) -> bool {
+        matches!(self, Self::Watchdog | Self::Machine(_))
+    }
+
     /// Names the line that the failed call logged last at the level `error` as the cause of a trap.
     /// A panic or an uncaught exception ends in a trap that says nothing itself. So does a call of
     /// WASI, which the build replaces by a trap, and a value that an interpreter cannot convert for
@@ -198,7 +208,10 @@ impl Failure {
             Some(Trap::OutOfFuel) => Self::Fuel,
             Some(Trap::Interrupt) => Self::Watchdog,
             Some(trap) => Self::Trap(trap.to_string()),
-            None => Self::Trap(error.root_cause().to_string()),
+            None => match system_error(error) {
+                Some(error) => Self::Machine(error.to_string()),
+                None => Self::Trap(error.root_cause().to_string()),
+            },
         }
     }
 }
@@ -221,6 +234,20 @@ mod tests {
         let other = Failure::of(&Trap::StackOverflow.into());
         assert_eq!(other.clone().caused_by(None), other);
         assert_eq!(Failure::Fuel.caused_by(None), Failure::Fuel);
+    }
+
+    /// Regression: a lack of memory counted as a fault of the policy.
+    #[test]
+    fn error_of_the_system_is_a_failure_of_the_machine() {
+        // ENOMEM.
+        let lack = std::io::Error::from_raw_os_error(12);
+        let text = lack.to_string();
+        let lack = wasmtime::Error::from(lack).context("mmap failed to reserve 0x1000 bytes");
+        let failure = Failure::of(&lack);
+        assert!(failure.is_of_machine(), "{failure}");
+        assert_eq!(failure, Failure::Machine(text));
+        let own = Failure::of(&wasmtime::Error::msg("it requested too much memory"));
+        assert!(!own.is_of_machine(), "{own}");
     }
 
     #[test]

@@ -61,8 +61,8 @@ impl CallOutcome {
         match failure {
             Failure::Watchdog => Self::Stopped,
             Failure::Fuel => Self::Exhausted,
-            Failure::Trap(_) | Failure::Malformed(_) if start_fuel > fuel_max => Self::Exhausted,
-            Failure::Trap(_) | Failure::Malformed(_) => Self::Failed,
+            _ if start_fuel > fuel_max => Self::Exhausted,
+            Failure::Trap(_) | Failure::Machine(_) | Failure::Malformed(_) => Self::Failed,
         }
     }
 }

@@ -200,7 +200,7 @@ impl<H: Host> Registry<H> {
         self.assignment = assignment;
         // An instance holds memory, so only policies that may have to handle a request at once keep
         // theirs.
-        let before = self.assignment.before();
+        let before = self.assignment.fallback();
         for at in 0..self.slots.len() {
             let answers = self.part(at).is_some() || before == Some(self.slots[at].digest());
             if !answers && self.slots[at].is_warm() {
@@ -211,9 +211,9 @@ impl<H: Host> Registry<H> {
         Ok(left)
     }
 
-    /// The policy that the next rollback returns to, if it has no warm instance.
+    /// The policy that the next rollback by the guard returns to, if it has no warm instance.
     pub fn cold_before(&self) -> Option<Arc<Policy<H>>> {
-        let before = self.assignment.before()?;
+        let before = self.assignment.fallback()?;
         let slot = self.slots.iter().find(|it| it.digest() == before)?;
         (!slot.is_warm()).then(|| slot.policy().clone())
     }

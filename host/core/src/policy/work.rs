@@ -29,7 +29,7 @@ pub struct Failures {
     pub fuel: u64,
     /// Stopped by the watchdog.
     pub watchdog: u64,
-    /// Trapped.
+    /// Trapped, or the machine lacked a resource.
     pub trap: u64,
     /// Returned a malformed result.
     pub malformed: u64,
@@ -106,7 +106,7 @@ impl Work {
         let kind = match failure {
             Failure::Fuel => 0,
             Failure::Watchdog => 1,
-            Failure::Trap(_) => 2,
+            Failure::Trap(_) | Failure::Machine(_) => 2,
             Failure::Malformed(_) => 3,
         };
         self.failures[kind].fetch_add(1, Relaxed);

@@ -32,6 +32,10 @@ pub(super) fn renotify(
     state
 }
 
+/// The latest deadline, in milliseconds since 1970: the standard policy gives no later one, because
+/// many clients read integers of 64 bits with a sign.
+const EXPIRES_MS_MAX: u64 = i64::MAX.unsigned_abs();
+
 /// A key with a new deadline, because the clock was stepped ahead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewDeadline {
@@ -64,10 +68,13 @@ pub(super) fn postpone(
     each: &mut dyn FnMut(&[NewDeadline], &State),
 ) {
     for hidden in [false, true] {
-        let postponed = |entry: &Entry| NewDeadline {
-            hidden,
-            key: Key::copy_from_slice(entry.key()),
-            expires_ms: entry.expires_ms().unwrap_or(0).saturating_add(by_ms),
+        let postponed = |entry: &Entry| {
+            let expires_ms = entry.expires_ms().unwrap_or(0).saturating_add(by_ms);
+            NewDeadline {
+                hidden,
+                key: Key::copy_from_slice(entry.key()),
+                expires_ms: expires_ms.min(EXPIRES_MS_MAX),
+            }
         };
         let all: Vec<NewDeadline> = (state.part(hidden).expired(u64::MAX))
             .map(postponed)

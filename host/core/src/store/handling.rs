@@ -55,7 +55,8 @@ impl Store {
                 self.registry.routes(),
             );
         }
-        let (transaction, decided) = self.run_policy(choice, transaction, request, now_ms, effects);
+        let (mut transaction, decided) =
+            self.run_policy(choice, transaction, request, now_ms, effects);
         let decision = match decided {
             Ok(decision) => decision,
             Err((failure, is_own)) => {
@@ -67,12 +68,17 @@ impl Store {
                     dialect: request.dialect,
                     policy: by.digest,
                 };
-                effects.by = Some(by);
+                effects.by = Some(by.clone());
                 // A failure of another policy during notification does not count against this one.
                 if is_own {
                     let what = "a policy failed; the request changed nothing";
                     let fuel = effects.fuel;
                     self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
+                    if choice.part == Part::Active && !self.is_full() {
+                        let captured = transaction.take_captured();
+                        effects.sampled =
+                            self.sample_failure(&by, request, &context, &failure, captured);
+                    }
                 }
                 effects.failed = Some(failure);
                 self.remember_failure(request, identified, context, effects);
@@ -117,6 +123,11 @@ impl Store {
             }));
         }
         effects.answer = Some(answer);
+    }
+
+    /// Whether the disk has room for nothing.
+    fn is_full(&self) -> bool {
+        self.quota.journal == JournalRoom::Nothing
     }
 
     /// Whether a request that changes nothing may be recorded. On a full disk it must not use the
@@ -228,7 +239,7 @@ impl Store {
         answer.put = writes.iter().any(|write| write.entry().is_some());
         // A removal that was refused for want of room is not in the captured reads, so a request
         // with a refusal must not be re-executed on them.
-        let is_full = self.quota.journal == JournalRoom::Nothing;
+        let is_full = self.is_full();
         if part == Part::Active && !is_full {
             effects.sampled = self.sample(&by, request, &context, &answer, &writes, &reads);
         }
@@ -357,18 +368,59 @@ impl Store {
     ) -> Option<Box<SampledRequest>> {
         let every = self.supervision.purity_every;
         let for_purity = self.turns.purity(every, context.now_ms);
-        let shadow = self.registry.shadow();
-        let candidate = shadow.filter(|(_, per_mille)| self.turns.shadow(*per_mille));
-        let candidate = candidate.map(|(policy, _)| policy.clone());
+        let candidate = self.sampled_for();
         if !for_purity && candidate.is_none() {
             return None;
         }
-        // Copied, so that a queued sample does not retain the buffers of its connection.
-        let properties = Bytes::copy_from_slice(request.properties.raw());
         Some(Box::new(SampledRequest {
             candidate,
             for_purity,
+            ..self.copy(by, request, context, answer, writes, captured)
+        }))
+    }
+
+    /// Copies a request at which the active policy failed, if it was sampled for a candidate.
+    /// `captured` are the reads before the failure.
+    fn sample_failure(
+        &mut self,
+        by: &Arc<Policy<Transaction>>,
+        request: &Request<'_>,
+        context: &Context,
+        failure: &Failure,
+        captured: Option<CapturedReads>,
+    ) -> Option<Box<SampledRequest>> {
+        let candidate = self.sampled_for()?;
+        let answer = internal_error();
+        Some(Box::new(SampledRequest {
+            candidate: Some(candidate),
+            failure: Some(failure.clone()),
+            ..self.copy(by, request, context, &answer, &[], &captured)
+        }))
+    }
+
+    /// The candidate in shadow, if it re-executes this request.
+    fn sampled_for(&mut self) -> Option<Arc<Policy<Transaction>>> {
+        let (candidate, per_mille) = self.registry.shadow()?;
+        self.turns.shadow(per_mille).then(|| candidate.clone())
+    }
+
+    /// Copies a request and what its policy made of it.
+    fn copy(
+        &self,
+        by: &Arc<Policy<Transaction>>,
+        request: &Request<'_>,
+        context: &Context,
+        answer: &Answer,
+        writes: &[Write],
+        captured: &Option<CapturedReads>,
+    ) -> SampledRequest {
+        // Copied, so that a queued sample does not retain the buffers of its connection.
+        let properties = Bytes::copy_from_slice(request.properties.raw());
+        SampledRequest {
+            candidate: None,
+            for_purity: false,
             by: by.clone(),
+            failure: None,
             payload: Bytes::copy_from_slice(request.payload),
             context: context.clone(),
             answer: answer.payload.clone(),
@@ -384,7 +436,7 @@ impl Store {
             captured: captured.as_ref().filter(|it| !it.is_large()).cloned(),
             fuel_max: self.quota.fuel_max,
             removals: self.removals.count(),
-        }))
+        }
     }
 
     /// Chooses the policy that handles a request.

@@ -53,8 +53,8 @@ impl Store {
         let (reexecuted, transaction) = reexecuted.unzip();
         let outcome = &original.outcome;
         let rerun = match &reexecuted {
-            // A timeout says nothing about the policy.
-            None | Some(Err(Failure::Watchdog)) => Rerun::Stored,
+            None => Rerun::Stored,
+            Some(Err(failure)) if failure.is_of_machine() => Rerun::Stored,
             Some(Ok(answer)) if outcome.is(answer) => Rerun::Same,
             Some(_) => Rerun::Different,
         };

@@ -15,7 +15,7 @@ use super::effects::Answer;
 use super::entry::{Entry, Key};
 use super::read_set::{CapturedReads, KeyRef, Read, Recording, Unrecorded};
 use super::remembered::Context;
-use super::replay::{NO_QUOTA, run};
+use super::replay::{NO_QUOTA, Run, run};
 use super::state::State;
 use super::transaction::Transaction;
 use super::write::Write;
@@ -67,6 +67,8 @@ pub struct SampledRequest {
     pub for_purity: bool,
     /// The policy that answered.
     pub by: Arc<Policy<Transaction>>,
+    /// Why that policy failed at the request, which then changed nothing.
+    pub failure: Option<Failure>,
     /// The request payload.
     pub payload: Bytes,
     /// The time, clock and dialect that it was handled with.
@@ -122,8 +124,9 @@ impl SampledRequest {
             + writes.sum::<u64>()
     }
 
-    /// Executes the request with another policy, under the fuel limit of a first execution. `more`
-    /// holds entries that an earlier attempt asked for.
+    /// Executes the request with another policy, under the fuel limit of a first execution, and
+    /// renders a notification of each change. `more` holds entries that an earlier attempt asked
+    /// for.
     pub fn execute_by_candidate(
         &self,
         instance: &mut Instance<Transaction>,
@@ -170,7 +173,11 @@ impl SampledRequest {
             delivery: self.delivery,
             grants: self.grants.as_ref(),
         };
-        let (answer, transaction) = run(
+        let Run {
+            answer,
+            transaction,
+            guessed,
+        } = run(
             instance,
             state,
             self.context.now_ms,
@@ -179,11 +186,12 @@ impl SampledRequest {
             quota,
             unrecorded == Unrecorded::Collect,
         );
-        let (guessed, missing_reads) = (transaction.guessed(), transaction.missing_reads());
+        let missing_reads = transaction.missing_reads();
         match answer {
             _ if guessed => Reexecution::Unknown("it needs request data that was not kept"),
             _ if !missing_reads.is_empty() => Reexecution::Asked(missing_reads.to_vec()),
             Err(Failure::Watchdog) => Reexecution::Unknown("the watchdog stopped it"),
+            Err(Failure::Machine(_)) => Reexecution::Unknown("the machine lacks a resource for it"),
             Err(failure) => Reexecution::Failed(failure),
             Ok(answer) => Reexecution::Ran(answer, transaction.staged().to_vec()),
         }

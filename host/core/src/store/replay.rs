@@ -9,22 +9,23 @@ use bytes::Bytes;
 
 use super::effects::Answer;
 use super::handling::decide;
+use super::notification::{Recipients, notify_as};
 use super::read_set::{CapturedReads, Recording, Unrecorded};
 use super::remembered::{Context, Remembered};
 use super::state::State;
 use super::transaction::Transaction;
-use super::write::Write;
+use super::write::{Change, Write};
 use super::{Peer, Quota};
 use crate::clock::Hlc;
 use crate::limits;
 use crate::log::JournalRoom;
-use crate::policy::{Failure, Instance, Policy};
+use crate::policy::{Failure, Instance, Policy, fuel};
 use crate::request::{Delivery, Request};
 
 /// The result of a policy on a recorded request.
 #[derive(Debug)]
 pub struct Replayed {
-    /// Its answer.
+    /// Its answer, or why it failed: a candidate also at a notification of its changes.
     pub answer: Result<Answer, Failure>,
     /// The writes that it would make; empty if it failed.
     pub writes: Vec<Write>,
@@ -105,7 +106,7 @@ pub fn replay(
     };
     let hlc = std::mem::replace(&mut state.hlc, Hlc::at(recorded.context.clock));
     let mut instance = Instance::new(policy.clone());
-    let (answer, transaction) = run(
+    let ran = run(
         &mut instance,
         state,
         recorded.context.now_ms,
@@ -114,19 +115,18 @@ pub fn replay(
         quota,
         recorded.by_candidate,
     );
-    let writes = match &answer {
-        Ok(_) => transaction.staged().to_vec(),
+    let writes = match &ran.answer {
+        Ok(_) => ran.transaction.staged().to_vec(),
         Err(_) => Vec::new(),
     };
-    let guessed = transaction.guessed();
-    let mut state = transaction.roll_back();
+    let mut state = ran.transaction.roll_back();
     state.hlc = hlc;
     (
         state,
         Replayed {
-            answer,
+            answer: ran.answer,
             writes,
-            guessed,
+            guessed: ran.guessed,
         },
     )
 }
@@ -153,7 +153,7 @@ pub(super) fn reexecute(
     };
     // A fresh instance, so that it cannot contain state of another request.
     let mut instance = Instance::new(policy.clone());
-    run(
+    let ran = run(
         &mut instance,
         state,
         original.context.now_ms,
@@ -161,11 +161,22 @@ pub(super) fn reexecute(
         recording,
         NO_QUOTA,
         false,
-    )
+    );
+    (ran.answer, ran.transaction)
 }
 
-/// Executes one request. A candidate must declare its command, as in a first execution. The
-/// original policy is exempt: an earlier version of the program did not check this.
+/// The end of one execution.
+pub(super) struct Run {
+    pub(super) answer: Result<Answer, Failure>,
+    /// It holds the staged changes.
+    pub(super) transaction: Box<Transaction>,
+    /// Whether answer and changes depend on something unknown.
+    pub(super) guessed: bool,
+}
+
+/// Executes one request. A candidate must declare its command, as in a first execution, and must be
+/// able to notify watchers of its changes. The original policy is exempt: an earlier version of the
+/// program did not check the command, and whether the keys were watched is not recorded.
 pub(super) fn run(
     instance: &mut Instance<Transaction>,
     state: Box<State>,
@@ -174,7 +185,7 @@ pub(super) fn run(
     recording: Recording,
     quota: Quota,
     by_candidate: bool,
-) -> (Result<Answer, Failure>, Box<Transaction>) {
+) -> Run {
     let transaction = Transaction::reexecute(state, quota, now_ms, request, recording);
     let mut call = instance.begin(transaction, request.payload.clone());
     let answer = decide(&mut call, request, now_ms).and_then(|decided| {
@@ -186,14 +197,58 @@ pub(super) fn run(
     if let Err(failure) = &answer {
         call.discard(failure);
     }
-    let transaction = call.end();
+    let mut transaction = call.end();
+    let guessed = transaction.guessed();
     let puts = transaction
         .staged()
         .iter()
         .any(|write| write.entry().is_some());
-    let answer = answer.map(|(answer, _)| Answer {
+    let mut answer = answer.map(|(answer, _)| Answer {
         put: puts,
         ..answer
     });
-    (answer, transaction)
+    let is_known = !guessed && transaction.missing_reads().is_empty();
+    if by_candidate && is_known && answer.is_ok() {
+        let rendered;
+        (transaction, rendered) = try_notifications(instance, transaction, request, quota);
+        if let Err(failure) = rendered {
+            answer = Err(failure);
+        }
+    }
+    Run {
+        answer,
+        transaction,
+        guessed,
+    }
+}
+
+/// Renders each visible change as if the client watched its key, and discards the notifications. A
+/// failure does not count if it may be due to something that was not recorded. Each call may use
+/// the fuel of a request, because the key may have no watcher. The rest is left out when all calls
+/// together have used that much.
+fn try_notifications(
+    instance: &mut Instance<Transaction>,
+    mut transaction: Box<Transaction>,
+    request: &Request<'_>,
+    quota: Quota,
+) -> (Box<Transaction>, Result<(), Failure>) {
+    let mut fuel_left = fuel(quota.fuel_max, request.payload.len());
+    let changes: Vec<Change> = transaction.changes().cloned().collect();
+    for change in changes {
+        let to = Recipients::one(request.peer, request.dialect);
+        let (rendered, fuel_used);
+        (transaction, rendered, fuel_used) = notify_as(instance, transaction, &change, to);
+        if let Err(failure) = rendered {
+            let result = match transaction.guessed() {
+                true => Ok(()),
+                false => Err(failure),
+            };
+            return (transaction, result);
+        }
+        fuel_left = fuel_left.saturating_sub(fuel_used);
+        if fuel_left == 0 {
+            break;
+        }
+    }
+    (transaction, Ok(()))
 }

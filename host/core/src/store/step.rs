@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use statehouse_protocol::rights::{ClientRights, Right};
+use statehouse_protocol::rights::ClientRights;
 use statehouse_protocol::{Peer, SessionId};
 
 use super::duplicates::Duplicates;
@@ -33,7 +33,7 @@ pub(crate) enum Event<'a> {
     /// A notification for this key could not be delivered. The client's watches that cover the key
     /// end.
     Undeliverable(&'a Peer, &'a [u8]),
-    /// A client has these rights now. Its watches of keys that it may not read any more end.
+    /// A client has these rights now. Its watches cover only keys that it may read.
     Rights(&'a Peer, &'a Arc<dyn ClientRights>),
     /// An earlier run removed these expired keys and may not have notified their watchers.
     Expired(&'a [(Key, Stamp)]),
@@ -256,13 +256,6 @@ impl Store {
                 state
             }
             Event::Rights(peer, rights) => {
-                let watches = state.watches.by(peer);
-                let forbidden = |(scope, key): &(Scope, &Key)| {
-                    *scope == Scope::Key && !rights.allow(key, Right::Read)
-                };
-                let ended = watches.filter(forbidden);
-                let ended = ended.map(|(scope, key)| (scope, key.clone())).collect();
-                end_watches(&mut state.watches, peer, ended, effects);
                 state.watches.set_rights(peer, Some(rights.clone()));
                 state
             }

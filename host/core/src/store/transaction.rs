@@ -47,8 +47,8 @@ pub struct Transaction {
     /// What the client owns. Set by its first put.
     client_usage: Option<ClientUsage>,
     watches: Vec<StagedWatch>,
-    /// The client's rights when it began to watch a prefix.
-    prefix_rights: Option<Arc<dyn ClientRights>>,
+    /// The client's rights when it began a watch.
+    watch_rights: Option<Arc<dyn ClientRights>>,
     /// Changes of earlier requests that the client missed. It is sent these before the answer.
     missed: Option<Vec<Change>>,
     read_set: ReadSet,
@@ -182,7 +182,7 @@ impl Transaction {
             load,
             client_usage: None,
             watches: Vec::new(),
-            prefix_rights: None,
+            watch_rights: None,
             missed: None,
             read_set: ReadSet::default(),
             confined: None,
@@ -298,14 +298,13 @@ impl Transaction {
         (self.state.recent).note(&self.staged, self.quota.recent_bytes_max);
         if let Some(Origin { peer, dialect, .. }) = &self.origin {
             let watches = &mut self.state.watches;
-            let began = |(scope, _, on): &StagedWatch| *scope == Scope::Prefix && *on;
-            let follows = self.watches.iter().any(began);
+            let began = self.watches.iter().any(|(.., on)| *on);
             self.watches.retain(|(scope, key, on)| match on {
                 true => watches.add(*scope, key.clone(), peer, *dialect),
                 false => watches.remove(*scope, key, peer),
             });
-            if follows {
-                watches.set_rights(peer, self.prefix_rights.take());
+            if began {
+                watches.set_rights(peer, self.watch_rights.take());
             }
         }
         (self.state, self.staged, self.watches)

@@ -8,16 +8,15 @@
 //! * the client's `KEYNOTIFY key STOP` ends one watch;
 //! * [`Event::Undeliverable`](super::Event::Undeliverable) ends the client's watches of a key and
 //!   of its prefixes, because a notification of that key could not be delivered (PUBACK 0x10);
-//! * [`Event::Rights`](super::Event::Rights) ends the watches of keys that the client may not read
-//!   any more. A watch of a prefix stays: it never reports a key that its client may not read;
 //! * [`Event::Disconnected`](super::Event::Disconnected) ends all watches of the client: it
 //!   disconnected, or did not renew its watches in time.
+//!
+//! Rules that forbid a client to read a key do not end its watch: it reports nothing meanwhile.
 //!
 //! A disconnection is not always seen: there may be no presence source, or this process was down.
 //! Then the client's watches remain until one of their keys changes. [`Watches::peers`] lists all
 //! clients with watches, so that a start can give each of them a deadline.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::iter;
 use std::ops::Bound;
@@ -79,6 +78,8 @@ pub struct Watches {
     count: usize,
     bytes: usize,
     durable: bool,
+    /// Whether any client got rights. Without rules no watcher is looked up for its rights.
+    ruled: bool,
 }
 
 /// Notifications use the dialect of the request that registered the watch.
@@ -90,7 +91,7 @@ struct Held {
     keys: BTreeSet<Key>,
     prefixes: BTreeSet<Key>,
     bytes: usize,
-    /// The rights to the keys of its prefixes; `None` if there are no rules.
+    /// `None` if there are no rules.
     rights: Option<Arc<dyn ClientRights>>,
 }
 
@@ -216,9 +217,10 @@ impl Watches {
         before != Some(dialect)
     }
 
-    /// Sets the rights of a client to the keys of its prefixes; `None` if there are no rules.
+    /// Sets the rights of a client with watches; `None` if there are no rules.
     pub fn set_rights(&mut self, peer: &Peer, rights: Option<Arc<dyn ClientRights>>) {
         if let Some(held) = self.by_peer.get_mut(peer) {
+            self.ruled |= rights.is_some();
             held.rights = rights;
         }
     }
@@ -347,27 +349,26 @@ impl Watches {
     }
 
     /// The watchers of a key and their dialects, each client once. A watch of the key decides the
-    /// dialect, else that of its longest watched prefix. A client that watches only a prefix must
-    /// have the right to read the key.
+    /// dialect, else that of its longest watched prefix. A client without the right to read the key
+    /// is left out, and so not notified while the rules forbid it.
     pub fn of(&self, key: &[u8]) -> Vec<(&Peer, Dialect)> {
         let exact = self.by_key.get(key).into_iter().flatten();
         let exact = exact.map(|(peer, dialect)| (peer, *dialect));
         let mut prefixes = self.prefixes_of(key).peekable();
-        if prefixes.peek().is_none() {
-            return exact.collect();
-        }
-        let mut all: BTreeMap<&Peer, Option<Dialect>> =
-            exact.map(|(peer, dialect)| (peer, Some(dialect))).collect();
-        let mut answers = SharedAnswers::default();
-        for (peer, dialect) in prefixes.flatten() {
-            if let Entry::Vacant(first) = all.entry(peer) {
-                let may_read = self.may_read(peer, key, &mut answers);
-                first.insert(may_read.then_some(*dialect));
+        let mut covering: Vec<_> = if prefixes.peek().is_none() {
+            exact.collect()
+        } else {
+            let mut by_peer: BTreeMap<&Peer, Dialect> = exact.collect();
+            for (peer, dialect) in prefixes.flatten() {
+                by_peer.entry(peer).or_insert(*dialect);
             }
+            by_peer.into_iter().collect()
+        };
+        if self.ruled {
+            let mut answers = SharedAnswers::default();
+            covering.retain(|(peer, _)| self.may_read(peer, key, &mut answers));
         }
-        let all = all.into_iter();
-        all.filter_map(|(peer, dialect)| Some((peer, dialect?)))
-            .collect()
+        covering
     }
 
     fn may_read<'a>(&'a self, peer: &Peer, key: &[u8], answers: &mut SharedAnswers<'a>) -> bool {

@@ -151,7 +151,9 @@ fn insufficient_recording_is_not_comparable() {
         writes: Vec::new(),
         guessed: false,
     };
-    assert_eq!(verdict(failed(Failure::Watchdog)), "not comparable");
+    for of_machine in [Failure::Watchdog, Failure::Machine("no memory".into())] {
+        assert_eq!(verdict(failed(of_machine)), "not comparable");
+    }
     assert_eq!(verdict(failed(Failure::Fuel)), "different");
     // Without the captured reads, only an equal result is reliable.
     assert_eq!(name(classify(&handled(None), ok())), "same");

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use statehouse_config::limits;
-use statehouse_core::policy::{Digest, Instance};
+use statehouse_core::policy::{Digest, Failure, Instance};
 use statehouse_core::store::{Key, Read, Reexecution, SampledRequest, Transaction, same_writes};
 
 mod report;
@@ -171,6 +171,15 @@ fn compare(
     observed: &SampledRequest,
     recall: &Recall,
 ) -> Verdict {
+    if observed
+        .failure
+        .as_ref()
+        .is_some_and(Failure::is_of_machine)
+    {
+        return Verdict::NotComparable(
+            "the watchdog stopped the active policy, or the machine lacked a resource",
+        );
+    }
     let mut recalled: Vec<Read> = Vec::new();
     for _ in 0..limits::SAMPLE_ROUNDS_MAX {
         match observed.execute_by_candidate(instance, &recalled) {

@@ -45,11 +45,11 @@ pub struct ShadowReport {
     pub compared: u64,
     /// The responses and the effects were the same.
     pub same: u64,
-    /// The responses differed, in a byte or in the version.
+    /// The responses differed, in a byte or in the version, or only the active policy failed.
     pub different_answer: u64,
     /// The responses were the same, but the writes differed.
     pub different_effect: u64,
-    /// The candidate failed.
+    /// The candidate failed, at the request or at a notification of its changes.
     pub failed: u64,
     /// The candidate could not be executed on the same state.
     pub not_comparable: u64,
@@ -154,13 +154,7 @@ impl ShadowReport {
             }
             Verdict::Failed(failure) => {
                 self.failed += 1;
-                let failed = Ran {
-                    answer: None,
-                    version: None,
-                    writes: Vec::new(),
-                    failure: Some(failure.to_string()),
-                };
-                ("failed", failed)
+                ("failed", Ran::failed(&failure))
             }
         };
         self.compared += 1;
@@ -177,11 +171,14 @@ impl ShadowReport {
                 now_ms: observed.context.now_ms,
                 client: observed.client().to_owned(),
                 request,
-                active: Ran {
-                    answer: Some(shown(&observed.answer)),
-                    version: observed.version.map(|it| it.display(node).to_string()),
-                    writes: lines(&observed.writes),
-                    failure: None,
+                active: match &observed.failure {
+                    Some(failure) => Ran::failed(failure),
+                    None => Ran {
+                        answer: Some(shown(&observed.answer)),
+                        version: observed.version.map(|it| it.display(node).to_string()),
+                        writes: lines(&observed.writes),
+                        failure: None,
+                    },
                 },
                 candidate,
             });
@@ -194,6 +191,15 @@ impl ShadowReport {
 }
 
 impl Ran {
+    fn failed(failure: &Failure) -> Self {
+        Self {
+            answer: None,
+            version: None,
+            writes: Vec::new(),
+            failure: Some(failure.to_string()),
+        }
+    }
+
     fn of(answer: &Answer, node: &str, writes: &[Write]) -> Self {
         Self {
             answer: Some(shown(&answer.payload)),

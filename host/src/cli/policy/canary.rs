@@ -9,7 +9,7 @@ use crate::cli::store::Store;
 /// Let a loaded policy answer some clients, or requests for some keys
 ///
 /// With --percent the same clients are always chosen, regardless of their requests. Writes of a
-/// canary are ordinary writes. Patterns support `*`, `?` and `[a-z]`.
+/// canary are ordinary writes. Patterns support `*`, `?` and `[a-z]`; `\[` stands for a bracket.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

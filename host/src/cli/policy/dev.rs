@@ -19,6 +19,12 @@ use statehouse_config::limits;
 /// How often the files are looked at.
 const POLL: Duration = Duration::from_millis(300);
 
+/// How often a store that does not answer is asked again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The files of a project, with the times of their last changes.
+type Files = BTreeMap<PathBuf, SystemTime>;
+
 /// Names of files and directories that builds write.
 const GENERATED: [&str; 5] = [
     "Cargo.lock",
@@ -32,9 +38,9 @@ const GENERATED: [&str; 5] = [
 ///
 /// Runs `policy build`, then `policy test` on the transcripts in tests/, then loads the policy into
 /// the running store and promotes it. The build that it replaces is unloaded. A build that fails,
-/// or that fails a transcript, is not loaded. Hidden files, *.wasm, Cargo.lock, target,
-/// node_modules, vendor, __pycache__ and the data directories of stores are not watched. Ends on
-/// Ctrl-C; the last build stays active.
+/// or that fails a transcript, is not loaded. A build that finds no store is loaded when the store
+/// answers again. Hidden files, *.wasm, Cargo.lock, target, node_modules, vendor, __pycache__ and
+/// the data directories of stores are not watched. Ends on Ctrl-C; the last build stays active.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -61,8 +67,8 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let mut loaded: Option<String> = None;
     loop {
         let seen = files(&args.dir)?;
-        match reload(args, loaded.as_deref()).await {
-            Ok(Some(digest)) => loaded = Some(digest),
+        match build_and_test(args) {
+            Ok(Some(module)) => reload(args, &module, &seen, &mut loaded).await?,
             Ok(None) => notice("this build was not loaded: correct it, and save again"),
             Err(failure) => notice(failure.message()),
         }
@@ -72,8 +78,8 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
-/// Builds, tests and promotes the policy. Returns its digest, or none if it is not fit.
-async fn reload(args: &Args, before: Option<&str>) -> Result<Option<String>, Failure> {
+/// Builds and tests the policy. Returns its file, or none if it is not fit.
+fn build_and_test(args: &Args) -> Result<Option<Vec<u8>>, Failure> {
     let (policy, exit) = build::build(&build::Args::of(args.dir.clone(), args.offline))?;
     let tests = args.dir.join("tests");
     if exit != Exit::Done
@@ -81,15 +87,63 @@ async fn reload(args: &Args, before: Option<&str>) -> Result<Option<String>, Fai
     {
         return Ok(None);
     }
-    let module = read_policy(&policy)?;
+    Ok(Some(read_policy(&policy)?))
+}
+
+/// Promotes a build. While the store does not answer, waits until it does or until a file differs
+/// from `seen`. `loaded` is the digest of the last build that was promoted.
+async fn reload(
+    args: &Args,
+    module: &[u8],
+    seen: &Files,
+    loaded: &mut Option<String>,
+) -> Result<(), Failure> {
+    let mut is_waiting = false;
+    loop {
+        match promote(args, module, loaded.as_deref()).await {
+            Ok((digest, promoted)) => {
+                *loaded = Some(digest);
+                emit(promoted.as_bytes())?;
+                return Ok(());
+            }
+            Err(failure) if !failure.is_transport() => {
+                notice(failure.message());
+                return Ok(());
+            }
+            Err(_) if is_waiting => {}
+            Err(failure) => {
+                let failure = failure.with("This build is loaded when the store answers again");
+                notice(failure.message());
+                is_waiting = true;
+            }
+        }
+        loop {
+            tokio::time::sleep(RETRY).await;
+            if files(&args.dir)? != *seen {
+                return Ok(());
+            }
+            // Any other failure is shown by the next attempt.
+            match args.store.ask(Method::GET, "/v1/policies").await {
+                Err(failure) if failure.is_transport() => {}
+                _ => break,
+            }
+        }
+    }
+}
+
+/// Loads and promotes a build, and unloads the one before. Returns its digest and the message.
+async fn promote(
+    args: &Args,
+    module: &[u8],
+    before: Option<&str>,
+) -> Result<(String, String), Failure> {
     let view = args
         .store
-        .send(Method::POST, "/v1/policies", module)
+        .send(Method::POST, "/v1/policies", module.to_vec())
         .await?;
     let digest = words::text(&view["digest"]);
     let path = format!("/v1/policies/{digest}/promote");
     let view: Json = args.store.ask(Method::POST, &path).await?;
-    emit(format!("promoted {}\n", words::policy(&view)).as_bytes())?;
     if let Some(before) = before.filter(|it| *it != digest) {
         // Another operator may have given it a role.
         let path = format!("/v1/policies/{before}");
@@ -97,11 +151,11 @@ async fn reload(args: &Args, before: Option<&str>) -> Result<Option<String>, Fai
             notice(failure.message());
         }
     }
-    Ok(Some(digest))
+    Ok((digest, format!("promoted {}\n", words::policy(&view))))
 }
 
-/// The files of a project, with the times of their last changes.
-fn files(project: &Path) -> Result<BTreeMap<PathBuf, SystemTime>, Failure> {
+/// The files that are watched.
+fn files(project: &Path) -> Result<Files, Failure> {
     let mut files = BTreeMap::new();
     let mut directories = vec![project.to_owned()];
     while let Some(directory) = directories.pop() {

@@ -4,15 +4,16 @@ use hyper::Method;
 use serde_json::Value as Json;
 
 use super::words::{message, number, policy, text};
-use crate::cli::output::{Exit, Failure};
+use crate::cli::output::{Exit, Failure, notice};
 use crate::cli::store::Store;
 use crate::cli::time::utc;
 
 /// Show how the shadow compares with the active policy
 ///
 /// Counts equal and different results, and shows examples of different ones. If no comparison is
-/// running, it shows the last one. Exit code 1 if an answer or an effect differs, or if the
-/// candidate failed.
+/// running, it shows the last one. The counts begin with the comparison, and again when the store
+/// restarts or another policy becomes active. Exit code 1 if an answer or an effect differs, if the
+/// candidate failed, or if nothing was compared yet.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -28,7 +29,14 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let report = args.store.ask(Method::GET, "/v1/shadow").await?;
     args.store.print(&report, words)?;
     let differs = ["different_answer", "different_effect", "failed"];
-    let count = |name| report[name].as_u64().unwrap_or_default();
+    let count = |name: &str| report[name].as_u64().unwrap_or_default();
+    // A script must not take this for equal results.
+    if count("compared") == 0 {
+        notice(
+            "nothing was compared yet; counts begin with the comparison, and again when the store restarts or another policy becomes active",
+        );
+        return Ok(Exit::Negative);
+    }
     Ok(Exit::of(differs.into_iter().all(|name| count(name) == 0)))
 }
 

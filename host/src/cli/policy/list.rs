@@ -178,7 +178,11 @@ fn assignment(listing: &Json) -> String {
     for decision in std::iter::once(&it["guard"]).chain(before) {
         if let why @ Json::String(_) = &decision["why"] {
             let policy = named(listing, &decision["policy"]);
-            out.push_str(&format!("rolled back from {policy}: {}\n", message(why)));
+            let done = match decision["canary"].as_bool() {
+                Some(true) => "ended the canary of",
+                _ => "rolled back from",
+            };
+            out.push_str(&format!("{done} {policy}: {}\n", message(why)));
         }
     }
     out
@@ -210,7 +214,10 @@ mod tests {
                 "canary": { "policy": digest("a"), "rule": { "percent": 5 } },
                 "shadow": { "policy": digest("a"), "per_mille": 100 },
                 "guard": { "policy": digest("c"), "why": "it trapped" },
-                "guard_before": [{ "policy": digest("b"), "why": "it failed" }],
+                "guard_before": [
+                    { "policy": digest("b"), "why": "it failed" },
+                    { "policy": digest("a"), "why": "it trapped", "canary": true },
+                ],
                 "origins": [{ "policy": digest("b"), "signed_by": "4567",
                     "loaded": { "at_ms": 1_700_000_000_000_u64, "path": "order", "serial": 7,
                         "client": "ga\u{1b}te", "user": "anna", "key": "0123" },
@@ -234,6 +241,7 @@ canary, 5 percent of the clients: standard@1.0.0 (aaaaaaaaaaaaaaaa)
 shadow, 100 of 1000 requests: standard@1.0.0 (aaaaaaaaaaaaaaaa)
 rolled back from cccccccccccccccc: it trapped
 rolled back from ru\\u{1b}le@2 (bbbbbbbbbbbbbbbb): it failed
+ended the canary of standard@1.0.0 (aaaaaaaaaaaaaaaa): it trapped
 "
         );
     }

@@ -23,7 +23,7 @@ Examples:
   statehouse policy route limits/ rate-limit
   statehouse policy route limits/ --off")]
 pub(super) struct Args {
-    /// The prefix of the keys, without a `*`: any bytes
+    /// The prefix of the keys, without a `*`: any bytes but NUL
     #[arg(value_name = "PREFIX")]
     prefix: OsString,
 

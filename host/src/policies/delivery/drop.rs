@@ -24,7 +24,7 @@ use super::gate::{Gate, ShipError};
 use crate::policies::manager::{ControlError, PolicyView};
 use statehouse_access::audit;
 use statehouse_config::{DropAction, limits, policy_file_bytes_max};
-use statehouse_core::policy::{Actor, Delivered, Digest, LoadError, Selector};
+use statehouse_core::policy::{Actor, Delivered, Digest, Failure, LoadError, Selector};
 use statehouse_files::atomic::replace;
 use statehouse_files::blocking::{self, BlockingError};
 use statehouse_precompiled::read_file;
@@ -62,9 +62,9 @@ enum DropError {
         "while the file waited, the role was assigned otherwise: copy the file again if its policy is to have the role"
     )]
     Overtaken,
-    /// The guard rolled the policy back.
+    /// The guard rolled the policy back, or ended its canary.
     #[error(
-        "the policy {0} is loaded but not active, because the guard rolled it back ({1}); `statehouse policy promote` makes it active again"
+        "the policy {0} is loaded but not active, because the guard rolled it back or ended its canary ({1}); `statehouse policy promote` makes it active again"
     )]
     RolledBack(Digest, String),
 }
@@ -86,7 +86,12 @@ impl DropError {
                 ControlError::Disk(_)
                     | ControlError::Publish(_)
                     | ControlError::Assign(_)
-                    | ControlError::Load(LoadError::Engine(_) | LoadError::Thread(_))
+                    | ControlError::Load(
+                        LoadError::Engine(_)
+                            | LoadError::Thread(_)
+                            | LoadError::Trial(_, Failure::Machine(_))
+                            | LoadError::SelfTest(_, Failure::Machine(_))
+                    )
             ),
             Self::Ship(ShipError::Trust(_)) | Self::Overtaken | Self::RolledBack(..) => false,
         }

@@ -16,7 +16,8 @@ use statehouse_access::audit;
 use statehouse_config::limits;
 use statehouse_core::policy::{
     Act, Actor, Assignment, AssignmentError, Canary, CanaryRule, Candidate, Delivered, Digest,
-    Done, Engine, Instance, LoadError, Policy, Role, Selector, SelectorError, Shadow, Swap,
+    Done, Engine, Failure, Instance, LoadError, Policy, Role, Selector, SelectorError, Shadow,
+    Swap,
 };
 use statehouse_core::store::Transaction;
 use statehouse_core::trial;
@@ -152,7 +153,11 @@ impl ControlError {
     /// The kind of this failure.
     pub fn kind(&self) -> ControlErrorKind {
         match self {
-            Self::Load(LoadError::Engine(_))
+            Self::Load(
+                LoadError::Engine(_)
+                | LoadError::Trial(_, Failure::Machine(_))
+                | LoadError::SelfTest(_, Failure::Machine(_)),
+            )
             | Self::Assign(AssignError::Stopped | AssignError::Unknown)
             | Self::Disk(_)
             | Self::Publish(_) => ControlErrorKind::Failed,
@@ -263,8 +268,9 @@ impl Control {
         Arc::new(Self { shared, by })
     }
 
-    /// Compiles a policy, runs its trial and saves its file. Loading a loaded policy is no error.
-    /// `signed_by` is the id of the trusted key that signed the file.
+    /// Compiles a policy, runs its trial and saves its file. Loading a loaded policy is no error,
+    /// and gives its file to the other hosts if they have lost it. `signed_by` is the id of the
+    /// trusted key that signed the file.
     pub fn load(&self, file: &[u8], signed_by: Option<&str>) -> Result<PolicyView, ControlError> {
         // The size is checked before the bytes are used.
         if file.len() as u64 > limits::POLICY_FILE_BYTES_MAX {
@@ -272,6 +278,8 @@ impl Control {
         }
         let digest = Digest::of(file);
         if let Ok(view) = self.seen().view(digest) {
+            let _one = locked(&self.shared.changing);
+            self.publish(file)?;
             return Ok(view);
         }
         let policy = self.compile(file)?;
@@ -282,9 +290,7 @@ impl Control {
                 if let Some(modules) = &self.shared.modules {
                     modules.save(&policy.digest, file)?;
                 }
-                if let Some(publish) = &self.shared.publish {
-                    publish(file).map_err(ControlError::Publish)?;
-                }
+                self.publish(file)?;
                 ready.push(Instance::new(policy.clone()));
             }
             let next = seen.assignment.load(digest)?;
@@ -299,6 +305,15 @@ impl Control {
             tracing::warn!(target: audit::TARGET, %policy, digest = %policy.digest, "unloaded the oldest policy without a role: a store has at most {max} loaded policies");
         }
         self.seen().view(digest)
+    }
+
+    /// Gives the file of a policy to the other hosts of a cluster, unless they have it. The caller
+    /// must hold [`Shared::changing`].
+    fn publish(&self, file: &[u8]) -> Result<(), ControlError> {
+        let publish = self.shared.publish.as_ref();
+        publish.map_or(Ok(()), |publish| {
+            publish(file).map_err(ControlError::Publish)
+        })
     }
 
     /// Makes a policy the active one, from the next request on. [`Self::rollback`] undoes this.

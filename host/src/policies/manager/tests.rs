@@ -41,6 +41,11 @@ pub(crate) struct Rig {
 }
 
 pub(crate) fn rig() -> Rig {
+    rig_with(None)
+}
+
+/// A store that gives the files of its policies to `publish`.
+fn rig_with(publish: Option<Publish>) -> Rig {
     let engine = Arc::new(Engine::new().unwrap());
     let standard = Arc::new(engine.load(STANDARD_POLICY).unwrap());
     let registry = Registry::new(standard, None);
@@ -57,7 +62,7 @@ pub(crate) fn rig() -> Rig {
     let data = tempfile::tempdir().unwrap();
     let modules = Modules::of(data.path());
     Rig {
-        control: Control::new(server, engine, Some(modules), None, STORE.into()),
+        control: Control::new(server, engine, Some(modules), publish, STORE.into()),
         records,
         data,
     }
@@ -249,6 +254,22 @@ fn a_change_without_effect_is_not_recorded() {
     let records = rig.records.all();
     let last = record::read(records.last().unwrap()).unwrap();
     assert!(matches!(last, Record::Assignment(_)));
+}
+
+/// Regression: a policy that etcd had lost could not be stored there again.
+#[test]
+fn loading_a_loaded_policy_publishes_its_file_again() {
+    let published = Arc::<Mutex<Vec<Vec<u8>>>>::default();
+    let seen = published.clone();
+    let rig = rig_with(Some(Box::new(move |file: &[u8]| {
+        seen.lock().unwrap().push(file.to_vec());
+        Ok(())
+    })));
+    for _ in 0..2 {
+        rig.control.load(&twin(b'a'), None).unwrap();
+    }
+    assert_eq!(*published.lock().unwrap(), [twin(b'a'), twin(b'a')]);
+    assert_eq!(rig.control.list().policies.len(), 2);
 }
 
 #[test]

@@ -239,6 +239,8 @@ fn a_temporary_error_fails_the_start_and_keeps_the_roles() {
 
     let slow = LoadError::Trial("configure", Failure::Watchdog);
     assert!(LoadFailure::from(slow).may_be_temporary());
+    let lack = LoadError::Trial("its start", Failure::Machine("no memory".into()));
+    assert!(LoadFailure::from(lack).may_be_temporary());
     assert!(!LoadFailure::from(LoadError::NotWasm).may_be_temporary());
 }
 

@@ -127,6 +127,13 @@ fn promoted_candidate_is_no_longer_a_candidate() {
         rule(CanaryRule::Clients(long)),
         Err(AssignmentError::Pattern)
     );
+    // Rules refuse such patterns too.
+    for open in ["[", "a[b", "[a-]b[!c"] {
+        for of in [CanaryRule::Keys, CanaryRule::Clients] {
+            assert_eq!(rule(of(open.into())), Err(AssignmentError::Pattern));
+        }
+    }
+    assert!(rule(CanaryRule::Keys("\\[[a-z]".into())).is_ok());
 }
 
 #[test]
@@ -201,6 +208,13 @@ fn guard_decision_is_kept_until_its_policy_is_active_again() {
     let it = it.end_canary_for("it trapped".into(), 8).unwrap();
     assert_eq!(it.guard.as_ref().unwrap().policy, c);
     assert_eq!(why(&it, a).as_deref(), Some("it failed"));
+    let is_canary = |policy| it.decision(policy).unwrap().canary;
+    assert_eq!((is_canary(c), is_canary(a)), (true, false));
+    // Version 0.1.0 recorded no such field.
+    let json = serde_json::to_value(&it).unwrap();
+    assert_eq!(json["guard"]["canary"], true);
+    assert_eq!(json["guard_before"][0].get("canary"), None);
+    assert_eq!(serde_json::from_value::<Assignment>(json).unwrap(), it);
     // A second one about the same policy replaces it.
     let again = it.canary(Some(canary)).unwrap();
     let again = again.end_canary_for("it trapped again".into(), 9).unwrap();
@@ -216,6 +230,46 @@ fn guard_decision_is_kept_until_its_policy_is_active_again() {
     let mut back = with(&["b", "c"]).promote(c).unwrap().promote(b).unwrap();
     back.decide(it.guard.unwrap());
     assert_eq!(back.rollback().unwrap().guard, None);
+}
+
+/// Regression: the guard rolled back to a policy whose canary it had just ended, and forgot that.
+#[test]
+fn guard_does_not_return_to_a_policy_that_it_stopped() {
+    let [good, evil, worse] = ["good", "evil", "worse"].map(digest);
+    let mut it = with(&["good", "evil", "worse"]);
+    for next in [good, evil, worse] {
+        it = it.promote(next).unwrap();
+    }
+    let canary = Canary {
+        policy: evil,
+        rule: CanaryRule::Percent(5),
+    };
+    let it = it.canary(Some(canary)).unwrap();
+    let it = it.end_canary_for("it trapped".into(), 8).unwrap();
+    // The operator may still return to it.
+    assert_eq!((it.before(), it.fallback()), (Some(evil), Some(good)));
+    assert_eq!(it.rollback().unwrap().decision(evil), None);
+    let back = it.roll_back_for("it failed".into(), 9).unwrap();
+    assert_eq!(
+        (back.active, &back.previous[..]),
+        (good, &[digest("built-in")][..])
+    );
+    for bad in [evil, worse] {
+        assert!(back.decision(bad).is_some());
+    }
+    // The built-in policy is the last resort, and the decision about it stays.
+    let mut last = it.without(good);
+    last.decide(RolledBack {
+        policy: last.built_in,
+        why: "it failed".into(),
+        now_ms: 8,
+        canary: false,
+    });
+    let last = last.roll_back_for("it failed".into(), 9).unwrap();
+    assert_eq!((last.active, last.previous.len()), (last.built_in, 0));
+    assert!(last.decision(last.built_in).is_some());
+    assert_eq!(last.fallback(), None);
+    assert!(last.roll_back_for("it failed".into(), 10).is_err());
 }
 
 #[test]
@@ -259,6 +313,7 @@ fn guard_decisions_are_bounded() {
             policy: digest(&n.to_string()),
             why: "it failed".into(),
             now_ms: n,
+            canary: false,
         });
     }
     assert_eq!(it.guard_before.len() + 1, limits::GUARD_DECISIONS_MAX);

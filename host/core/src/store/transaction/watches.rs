@@ -49,9 +49,7 @@ impl Transaction {
             false => watches.check(&origin.peer, scope, key, &self.quota),
         };
         room.map_err(|bound| self.exceeds(bound))?;
-        if scope == Scope::Prefix {
-            self.prefix_rights = self.rights.granted().cloned();
-        }
+        self.watch_rights = self.rights.granted().cloned();
         self.watches
             .push((scope, Bytes::copy_from_slice(key), true));
         Ok(())

@@ -181,15 +181,22 @@ fn only_a(compared: &Arc<AtomicUsize>) -> Arc<dyn ClientRights> {
 }
 
 #[test]
-fn prefix_reports_only_readable_keys() {
+fn watch_reports_only_readable_keys() {
     let mut watches = Watches::default();
     let (limited, free) = (peer("a", 1), peer("b", 2));
     for peer in [&limited, &free] {
-        watches.add(Scope::Prefix, Key::new(), peer, Dialect::Sdk);
+        watches.add(Scope::Prefix, Key::from_static(b"b1"), peer, Dialect::Sdk);
+        for key in [b"a2", b"b2"] {
+            watches.add(Scope::Key, Key::from_static(key), peer, Dialect::Sdk);
+        }
+        watches.add(Scope::Prefix, Key::from_static(b"a1"), peer, Dialect::Sdk);
     }
+    let numbers =
+        |watches: &Watches| ["a1", "b1", "a2", "b2"].map(|key| watches.of(key.as_bytes()).len());
     watches.set_rights(&limited, Some(only_a(&Arc::default())));
-    let of = |key: &[u8]| watches.of(key).len();
-    assert_eq!((of(b"a1"), of(b"b1")), (2, 1));
+    assert_eq!(numbers(&watches), [2, 1, 2, 1]);
+    watches.set_rights(&limited, None);
+    assert_eq!(numbers(&watches), [2; 4]);
 }
 
 /// A change must not cost a comparison with the same patterns for each watcher.

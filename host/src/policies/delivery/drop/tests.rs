@@ -1,5 +1,6 @@
 use super::*;
 use crate::policies::delivery::trust::Trust;
+use crate::policies::manager::ControlErrorKind;
 use crate::policies::manager::tests::{Rig, rig, twin};
 
 #[test]
@@ -17,6 +18,22 @@ fn too_many_files_are_reported() {
     assert!(trouble(1, is_whole).is_some_and(|it| it.contains("4096")));
     let many = trouble(limits::DROP_FILES_MAX + 1, true);
     assert!(many.is_some_and(|it| it.contains("first 64 by name")));
+}
+
+/// Regression: the file of such a policy was refused for good.
+#[test]
+fn lack_of_a_resource_may_pass() {
+    let lack = || Failure::Machine("no memory".into());
+    for error in [
+        LoadError::Trial("its start", lack()),
+        LoadError::SelfTest("PING", lack()),
+    ] {
+        let error = ControlError::from(error);
+        assert_eq!(error.kind(), ControlErrorKind::Failed, "{error}");
+        assert!(DropError::from(ShipError::from(error)).may_pass());
+    }
+    let trap = LoadError::Trial("its start", Failure::Trap("unreachable".into()));
+    assert!(!DropError::from(ShipError::from(ControlError::from(trap))).may_pass());
 }
 
 /// A start of a store that promotes the files of `directory`, after the polls that handle them.
