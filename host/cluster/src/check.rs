@@ -25,6 +25,10 @@ pub enum Severity {
     Failure,
 }
 
+/// The settings that [`crate::Description::settings`] covers, for operators.
+pub const AGREEING_SETTINGS: &str =
+    "--node, --dialect and --policy-property, and --traces on all or on none";
+
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -41,6 +45,9 @@ pub struct Finding {
 pub struct Report {
     /// All findings, in the order of the checks.
     pub findings: Vec<Finding>,
+    /// The name of the leader and the address at which other hosts should reach it. `None` if it
+    /// gave no sign of life. The check connects to etcd only.
+    pub leader: Option<(String, String)>,
 }
 
 impl Finding {
@@ -326,7 +333,8 @@ async fn ask_for_sign_of_life(access: &Access<'_>, head: &Head) -> Result<(), Cl
     access.transact(what, &challenge).await.map(drop)
 }
 
-/// Reads the head. Waits for another one than `before` if its leader was asked for that.
+/// Reads the head. Waits for another one than `before` if its leader was asked for that, and for
+/// another leader after a handover.
 async fn next_head(
     access: &Access<'_>,
     before: &Head,
@@ -335,7 +343,8 @@ async fn next_head(
     let began = access.clock.now();
     loop {
         let head = access.head().await?;
-        let waits = was_asked && !head.released && head.order() == before.order();
+        let has_led = !head.leader.is_empty();
+        let waits = was_asked && has_led && (head.released || head.order() == before.order());
         let waited = access.clock.now().saturating_sub(began);
         if !waits || waited >= limits::CHECK_SIGN_OF_LIFE {
             return Ok(head);
@@ -352,15 +361,12 @@ fn check_leader(report: &mut Report, before: Option<&Head>, head: &Head) {
         report.add(Severity::Warning, measured, "start a host");
     } else if let Some(host) = head.successor() {
         let measured = format!("{host} is to lead next and has not taken over");
-        report.add(
-            Severity::Warning,
-            measured,
-            "start a host that has every policy",
-        );
+        let advice = "start a host that has every policy";
+        report.add(Severity::Failure, measured, advice);
     } else if head.released {
         let measured = format!("{} has handed over and no host has taken over", head.leader);
         let advice = "start a host that has every policy";
-        report.add(Severity::Warning, measured, advice);
+        report.add(Severity::Failure, measured, advice);
     } else if before.is_none() {
         let measured = format!("{} was the last leader and was not asked", head.leader);
         report.add(Severity::Warning, measured, "");
@@ -374,26 +380,28 @@ fn check_leader(report: &mut Report, before: Option<&Head>, head: &Head) {
     } else {
         let measured = format!("{} leads in epoch {}", head.leader, head.epoch);
         report.add(Severity::Good, measured, "");
+        report.leader = Some((head.leader.clone(), head.address.clone()));
     }
 }
 
-/// Compares the wall clock of this host with that of the leader. If the leader wrote the time
-/// between the two heads, its clock showed `after.now_ms` between the two times of this host.
-/// Otherwise only a clock of this host that is behind can be found. A leader of an earlier version
-/// writes the time with frames only.
+/// Compares the wall clock of this host with that of the leader.
+///
+/// The time in a head is the last one that the store of the leader has read. If the store is idle,
+/// that may be long ago. So a clock of this host that is ahead can be found only if the leader
+/// wrote a frame between the two heads: the store read its clock for it after `from_ms`, or a
+/// commit earlier. Otherwise only a clock of this host that is behind can be found.
 fn check_clock(report: &mut Report, before: &Head, after: &Head, (from_ms, until_ms): (u64, u64)) {
     if after.leader.is_empty() {
         return;
     }
     let ahead_ms = after.now_ms.saturating_sub(until_ms);
-    let wrote = after.seq > before.seq || after.now_ms > before.now_ms;
-    let behind_ms = if wrote {
-        from_ms.saturating_sub(after.now_ms)
-    } else {
-        0
+    let has_frame = after.seq > before.seq;
+    let behind_ms = match has_frame {
+        true => from_ms.saturating_sub(after.now_ms.saturating_add(limits::CHECK_CLOCK_SLACK_MS)),
+        false => 0,
     };
     let measured = match (ahead_ms, behind_ms) {
-        (0, 0) if wrote => "the clocks of this host and of the leader agree".to_owned(),
+        (0, 0) if has_frame => "the clocks of this host and of the leader agree".to_owned(),
         (0, 0) => format!(
             "the leader's last change is {} s old by this host's clock; its clock is not behind",
             until_ms.saturating_sub(after.now_ms) / 1000
@@ -422,7 +430,8 @@ fn check_members(report: &mut Report, members: &[MemberEntry]) {
         let missing = info.description.missing_modules.len();
         if missing > 0 {
             let measured = format!("host {} lacks {missing} policy modules", info.host);
-            let advice = "it cannot lead: store the modules again at the leader";
+            let advice =
+                "it cannot lead: run `statehouse policy load` at the leader again for each";
             report.add(Severity::Warning, measured, advice);
         }
         if info.log_format < LOG_FORMAT {
@@ -435,8 +444,10 @@ fn check_members(report: &mut Report, members: &[MemberEntry]) {
     let differs = |it: &&MemberInfo| it.description.settings != first.description.settings;
     if let Some(other) = infos.find(differs) {
         let measured = format!("{} and {} have different settings", first.host, other.host);
-        let advice = "give all hosts the same settings, or remove records of old hosts";
-        report.add(Severity::Warning, measured, advice);
+        let advice = format!(
+            "give all hosts the same {AGREEING_SETTINGS}, since they change responses, or remove records of old hosts"
+        );
+        report.add(Severity::Warning, measured, &advice);
     } else {
         let measured = format!("{} hosts have records, with equal settings", members.len());
         report.add(Severity::Good, measured, "");
@@ -494,28 +505,24 @@ mod tests {
     }
 
     #[test]
-    fn clock_is_judged_by_changes_of_the_head_without_frames() {
+    fn clock_is_called_ahead_only_by_a_new_frame() {
         let before = Head {
             leader: "a".to_owned(),
             ..Head::first(crate::Id([1; 16]), 1_000)
         };
-        for (now_ms, times, expected) in [
-            (
-                2_000,
-                (1_990, 2_010),
-                "clocks of this host and of the leader agree",
-            ),
-            (
-                2_000,
-                (90_000, 90_010),
-                "at least 88000 ms ahead of the leader's",
-            ),
-            (2_000, (1_000, 1_010), "at least 990 ms behind the leader's"),
-            // Such as by a leader of an earlier version.
-            (1_000, (90_000, 91_000), "last change is 90 s old"),
+        for (frames, now_ms, times, expected) in [
+            (1, 2_000, (1_990, 2_010), "of the leader agree"),
+            (1, 2_000, (90_000, 90_010), "at least 87500 ms ahead of"),
+            (1, 2_000, (1_000, 1_010), "at least 990 ms behind"),
+            // The leader read its clock before this host did, and its commit came later.
+            (1, 2_000, (2_400, 2_410), "of the leader agree"),
+            // The store of an idle leader read its clock at some time after the last frame.
+            (0, 2_000, (90_000, 91_000), "last change is 89 s old"),
+            (0, 2_000, (1_000, 1_010), "at least 990 ms behind"),
         ] {
             let after = Head {
                 change: before.change + 1,
+                seq: before.seq + frames,
                 now_ms,
                 ..before.clone()
             };

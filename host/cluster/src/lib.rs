@@ -142,7 +142,7 @@ mod space;
 mod tests;
 
 pub use access::ClusterError;
-pub use check::{Finding, Report, Severity, check};
+pub use check::{AGREEING_SETTINGS, Finding, Report, Severity, check};
 pub use clock::{Clock, MachineClock};
 pub use codec::Malformed;
 pub use copy::store::{CopyError, CopyStore, Resumed};

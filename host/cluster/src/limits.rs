@@ -225,6 +225,10 @@ pub const CHECK_WORST: Duration = Duration::from_millis(500);
 /// in the engine some seconds.
 pub const CHECK_SIGN_OF_LIFE: Duration = Duration::from_secs(3);
 
+/// How much earlier than a check assumes the leader may have read its clock, in milliseconds: a
+/// commit that was under way when the check began. A longer one is a warning of the check.
+pub const CHECK_CLOCK_SLACK_MS: u64 = 500;
+
 /// Largest difference of wall clocks in milliseconds that is no warning of a check. The store
 /// refuses to lead with a larger one.
 pub const CLOCK_OFFSET_MS_MAX: u64 = 1_000;

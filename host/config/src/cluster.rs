@@ -221,13 +221,20 @@ pub enum ClusterError {
     )]
     Url(String),
     /// A certificate without its key, or a key without its certificate.
-    #[error("cluster_cert and cluster_key belong together: give both or none")]
-    HalfCertificate,
-    /// Certificates for an unencrypted connection, or encrypted connections that are not verified.
     #[error(
-        "the certificates of etcd need addresses with https:// and cluster_ca, and http:// allows none of them"
+        "cluster_cert and cluster_key belong together: give both or none of --cluster-cert and --cluster-key"
     )]
-    Certificates,
+    HalfCertificate,
+    /// Encrypted connections to etcd that are not verified.
+    #[error(
+        "`{0}` needs cluster_ca: add --cluster-ca FILE, the authority of the certificates of etcd"
+    )]
+    WithoutAuthority(String),
+    /// Certificates for an unencrypted connection to etcd.
+    #[error(
+        "`{0}` is unencrypted, so it allows no certificates: write https://, or remove --cluster-ca, --cluster-cert and --cluster-key"
+    )]
+    CertificatesWithoutTls(String),
     /// A user without a password, or a password without a user.
     #[error(
         "cluster_user and its password belong together: give both or none. The password is in cluster_password_file or in STATEHOUSE_CLUSTER_PASSWORD"
@@ -259,13 +266,15 @@ impl ClusterFlags {
         if let Some(url) = self.cluster.iter().find(|it| !is_address(it)) {
             return Err(ClusterError::Url(url.clone()));
         }
-        let encrypted = |url: &String| url.starts_with("https:");
-        let fits = match &self.cluster_ca {
-            Some(_) => self.cluster.iter().all(encrypted),
-            None => certificate.is_none() && !self.cluster.iter().any(encrypted),
-        };
-        if !fits {
-            return Err(ClusterError::Certificates);
+        let (encrypted, plain): (Vec<_>, Vec<_>) =
+            (self.cluster.iter()).partition(|it| it.starts_with("https:"));
+        let has_authority = self.cluster_ca.is_some();
+        if let Some(&url) = encrypted.first().filter(|_| !has_authority) {
+            return Err(ClusterError::WithoutAuthority(url.clone()));
+        }
+        let has_any = has_authority || certificate.is_some();
+        if let Some(&url) = plain.first().filter(|_| has_any) {
+            return Err(ClusterError::CertificatesWithoutTls(url.clone()));
         }
         let name = (self.cluster_name.clone()).unwrap_or_else(|| "statehouse".to_owned());
         check_cluster_name(&name).map_err(ClusterError::Name)?;
@@ -496,14 +505,26 @@ mod tests {
         let ca = || Some(PathBuf::from("ca.pem"));
         let mut plain = flags();
         plain.cluster_ca = ca();
-        assert!(refused(plain).contains("https://"));
+        let error = refused(plain.clone());
+        assert!(
+            error.contains("`http://127.0.0.1:2379` is unencrypted"),
+            "{error}"
+        );
+        plain.cluster.insert(0, "https://etcd1:2379".into());
+        assert!(refused(plain).contains("`http://127.0.0.1:2379` is unencrypted"));
         let mut unverified = flags();
         unverified.cluster = vec!["https://etcd1:2379".into()];
-        assert!(refused(unverified.clone()).contains("cluster_ca"));
+        let error = refused(unverified.clone());
+        assert!(error.contains("add --cluster-ca FILE"), "{error}");
+        assert!(!error.contains("unencrypted"), "{error}");
         unverified.cluster_ca = ca();
         assert!(unverified.clone().load().is_ok());
         unverified.cluster_cert = Some("c.pem".into());
-        assert!(refused(unverified).contains("belong together"));
+        let error = refused(unverified);
+        assert!(
+            error.contains("--cluster-cert and --cluster-key"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A host of a cluster: builds the store of each leadership, and ends it.
 
+mod settings;
+
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -56,21 +58,6 @@ pub(super) struct Host {
     pub(super) reloads: Arc<Reloads>,
     pub(super) shared: Arc<Shared>,
     pub(super) traces: Option<Arc<Traces>>,
-}
-
-/// A digest of the settings that change answers, and so must agree on all hosts. Limits may differ,
-/// since they follow the memory of each machine.
-fn settings_digest(config: &Config) -> [u8; 32] {
-    let Config {
-        node,
-        dialect,
-        policy_property,
-        traces,
-        ..
-    } = config;
-    // Without traces the digest is that of versions that have none.
-    let traces = traces.as_ref().map_or("", |_| " traces");
-    blake3::hash(format!("{node:?} {dialect:?} {policy_property}{traces}").as_bytes()).into()
 }
 
 impl Host {
@@ -160,7 +147,7 @@ impl Roles for Host {
     fn describe(&self, image: &Image) -> Description {
         Description {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            settings: settings_digest(&self.config),
+            settings: settings::digest(&self.config),
             missing_modules: self.wanted.missing(image).map(Into::into).collect(),
         }
     }
@@ -181,6 +168,13 @@ impl Roles for Host {
         }
         let (leader, address) = (head.leader.clone(), head.address.clone());
         self.say(format!("following {leader} of {name}"));
+        tokio::spawn(settings::compare(
+            self.log_engine.clone(),
+            self.clock.clone(),
+            name.clone(),
+            head.clone(),
+            settings::digest(&self.config),
+        ));
         let answer = format!(
             "this host follows {leader} of the cluster {name}: use the admin API of {leader}"
         );

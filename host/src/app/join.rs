@@ -30,6 +30,7 @@ use crate::cluster::history;
 use statehouse_config::{ClusterConfig, Config, EtcdConfig, limits};
 use statehouse_core::clock::wall_ms;
 use statehouse_files::atomic;
+use statehouse_link::tls::pem_file;
 use statehouse_offline::{ClusterMark, PastError, is_unfinished};
 
 /// The file with the id of the last process that used a data directory.
@@ -230,16 +231,10 @@ pub(crate) fn connect(config: &EtcdConfig) -> anyhow::Result<Etcd> {
 
 /// Reads the certificates and the key for etcd.
 fn read_tls(ca: &Path, certificate: Option<&(PathBuf, PathBuf)>) -> anyhow::Result<Tls> {
-    let read = |path: &Path| {
-        let text = fs::read(path);
-        let text =
-            text.with_context(|| format!("cannot read the certificate {}", path.display()))?;
-        anyhow::Ok(statehouse_link::tls::without_marks(&text))
-    };
     Ok(Tls {
-        ca_pem: read(ca)?,
+        ca_pem: pem_file(ca)?,
         identity_pem: match certificate {
-            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            Some((certificate, key)) => Some((pem_file(certificate)?, pem_file(key)?)),
             None => None,
         },
     })

@@ -353,6 +353,8 @@ mod tests {
         let mut errors: Vec<anyhow::Error> = lacks.into();
         let compiler = CompileError::Machine("it has no thread".to_owned());
         errors.push(LoadError::from(compiler).into());
+        let lack = statehouse_core::policy::Failure::Machine("no memory".to_owned());
+        errors.push(LoadError::Trial("its start", lack).into());
         errors.push(NotNow("start again".to_owned()).into());
         for error in errors {
             let failure = Failure::usage(error.context("the start failed"));

@@ -8,16 +8,30 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::env;
+use std::ffi::OsStr;
 use std::io;
 use std::mem;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
-
-use sd_notify::NotifyState::{self, Custom, Ready, Status, Stopping, Watchdog};
+use std::time::Duration;
 
 use statehouse_config::limits;
 use statehouse_server::Server;
+
+/// The name and the value of a state.
+type State<'a> = (&'static str, &'a str);
+
+const READY: State<'static> = ("READY", "1");
+const STOPPING: State<'static> = ("STOPPING", "1");
+const WATCHDOG: State<'static> = ("WATCHDOG", "1");
+
+/// A line for operators.
+fn status(line: &str) -> State<'_> {
+    ("STATUS", line)
+}
 
 /// The thread that sends. Empty without `NOTIFY_SOCKET`.
 static NOTIFIER: OnceLock<Notifier> = OnceLock::new();
@@ -28,9 +42,9 @@ pub(super) const NOTIFICATIONS: &str = "cannot start the thread that notifies th
 /// Starts the thread that sends, if there is a service manager. Must precede all notifications.
 /// Fails if the system starts no more threads.
 pub(super) fn start() -> io::Result<()> {
-    if env::var_os("NOTIFY_SOCKET").is_some() {
+    if let Some(socket) = env::var_os("NOTIFY_SOCKET") {
         let notifier = NOTIFIER.get_or_init(Notifier::default);
-        let run = move || notifier.run();
+        let run = move || notifier.run(&socket);
         thread::Builder::new()
             .name("notify".to_owned())
             .spawn(run)?;
@@ -41,14 +55,14 @@ pub(super) fn start() -> io::Result<()> {
 /// The start is complete. A standby is ready while it waits, and so are a store behind a broker
 /// before its first connection, and a host of a cluster that waits for etcd or a leader: each may
 /// take longer than a manager lets a start take.
-pub(super) fn ready(status: &str) {
-    notify(&[Ready, Status(status)]);
+pub(super) fn ready(line: &str) {
+    notify(&[READY, status(line)]);
 }
 
 /// The process stops on its own. Waits a short time until this is sent, since the process may end
 /// right after it.
 pub(super) fn stopping() {
-    notify(&[Stopping, Status("stopping")]);
+    notify(&[STOPPING, status("stopping")]);
     if let Some(notifier) = NOTIFIER.get() {
         notifier.flush();
     }
@@ -69,13 +83,13 @@ impl Pings {
     /// Starts the thread, which notifies twice in each interval of `WATCHDOG_USEC`. None if no
     /// watchdog is enabled. Fails if the system starts no more threads.
     pub(super) fn start() -> io::Result<Option<Self>> {
-        let Some(interval) = sd_notify::watchdog_enabled() else {
+        let Some(interval) = watchdog_interval() else {
             return Ok(None);
         };
         let (open, closed) = mpsc::channel::<Infallible>();
         let ping = move || {
             loop {
-                notify(&[Watchdog]);
+                notify(&[WATCHDOG]);
                 if closed.recv_timeout(interval / 2) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
@@ -89,17 +103,26 @@ impl Pings {
 }
 
 /// Notifies the watchdog twice in each interval of `WATCHDOG_USEC`. It stops notifying if the
-/// threads that serve clients block, or if `status`, the line that it shows, never returns. Returns
-/// at once if no watchdog is enabled.
-pub(super) async fn watch(status: impl Fn() -> String) {
-    let Some(interval) = sd_notify::watchdog_enabled() else {
+/// threads that serve clients block, or if `line`, which it shows, never returns. Returns at once
+/// if no watchdog is enabled.
+pub(super) async fn watch(line: impl Fn() -> String) {
+    let Some(interval) = watchdog_interval() else {
         return;
     };
     let mut ticks = tokio::time::interval(interval / 2);
     loop {
         ticks.tick().await;
-        notify(&[Watchdog, Status(&status())]);
+        notify(&[WATCHDOG, status(&line())]);
     }
+}
+
+/// The longest time between two notifications of the watchdog. None if no watchdog is enabled for
+/// this process.
+fn watchdog_interval() -> Option<Duration> {
+    let number = |name: &str| -> Option<u64> { env::var(name).ok()?.parse().ok() };
+    let interval_us = number("WATCHDOG_USEC").filter(|it| *it > 0)?;
+    let is_watched = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(process::id()));
+    is_watched.then(|| Duration::from_micros(interval_us))
 }
 
 /// The line of [`watch`] about one store.
@@ -118,10 +141,32 @@ pub(super) fn figures(server: &Server) -> String {
 }
 
 /// Gives states to the thread that sends. Never waits.
-fn notify(states: &[NotifyState<'_>]) {
+fn notify(states: &[State<'_>]) {
     if let Some(notifier) = NOTIFIER.get() {
         notifier.add(states);
     }
+}
+
+/// Sends states as one datagram. Blocks while the socket is full.
+fn send(socket: &OsStr, states: &str) -> io::Result<()> {
+    let address = address(socket)?;
+    let datagram = UnixDatagram::unbound()?;
+    datagram.send_to_addr(states.as_bytes(), &address)?;
+    Ok(())
+}
+
+/// The address of a socket: a path, or on Linux `@` and a name in the abstract namespace.
+fn address(socket: &OsStr) -> io::Result<SocketAddr> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::linux::net::SocketAddrExt;
+        use std::os::unix::ffi::OsStrExt;
+
+        if let Some(name) = socket.as_bytes().strip_prefix(b"@") {
+            return SocketAddr::from_abstract_name(name);
+        }
+    }
+    SocketAddr::from_pathname(socket)
 }
 
 /// Passes states to the thread that sends them.
@@ -137,8 +182,8 @@ struct Notifier {
 /// The states that are not sent yet.
 #[derive(Default)]
 struct Waiting {
-    /// The newest `NAME=value` of each name. The names are few, so this is bounded.
-    states: BTreeMap<String, String>,
+    /// The newest value of each name. The names are few, so this is bounded.
+    states: BTreeMap<&'static str, String>,
     /// Whether the thread sends earlier states.
     is_sending: bool,
     /// Whether the log says that the present send takes long.
@@ -150,15 +195,13 @@ impl Notifier {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, states: &[NotifyState<'_>]) {
+    fn add(&self, states: &[State<'_>]) {
         let mut waiting = self.lock();
         let mut is_late = false;
-        for state in states {
-            let text = state.to_string();
-            let name = text.split('=').next().unwrap_or_default().to_owned();
-            let replaced = waiting.states.insert(name, text);
+        for &(name, value) in states {
+            let replaced = waiting.states.insert(name, value.to_owned());
             // The second notification of the watchdog during one send.
-            is_late |= replaced.is_some() && waiting.is_sending && matches!(state, Watchdog);
+            is_late |= replaced.is_some() && waiting.is_sending && name == WATCHDOG.0;
         }
         let logs = is_late && !mem::replace(&mut waiting.is_logged, true);
         drop(waiting);
@@ -171,16 +214,21 @@ impl Notifier {
     }
 
     /// Sends states forever, each notification after the one before.
-    fn run(&self) {
+    fn run(&self, socket: &OsStr) {
+        // Logged once for as long as it lasts.
+        let mut logged: Option<String> = None;
         loop {
-            let states = self.take();
-            if let Err(error) = sd_notify::notify(&[Custom(&states)]) {
+            let failed = send(socket, &self.take()).err().map(|it| it.to_string());
+            if let Some(error) = &failed
+                && failed != logged
+            {
                 tracing::warn!(%error, "cannot notify the service manager that NOTIFY_SOCKET names");
             }
+            logged = failed;
         }
     }
 
-    /// Marks the previous states as sent, and waits for the next ones.
+    /// Marks the previous states as sent, and waits for the next ones. Returns a line for each.
     fn take(&self) -> String {
         let mut waiting = self.lock();
         (waiting.is_sending, waiting.is_logged) = (false, false);
@@ -190,8 +238,11 @@ impl Notifier {
             waiting = added.unwrap_or_else(PoisonError::into_inner);
         }
         waiting.is_sending = true;
-        let states: Vec<String> = mem::take(&mut waiting.states).into_values().collect();
-        states.join("\n")
+        let states = mem::take(&mut waiting.states).into_iter();
+        let lines: Vec<String> = states
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        lines.join("\n")
     }
 
     /// Waits until all states are sent, but only for a limited time.

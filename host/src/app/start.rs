@@ -472,7 +472,7 @@ pub(super) fn recheck_clients(
     });
 }
 
-/// Ends the watches that the current rules forbid.
+/// Applies the current rules to the watches.
 fn recheck_watches(access: &AccessControl, server: &Server) {
     if let Some(rules) = access.rules() {
         server.recheck(|peer| rules.grants_of(peer));

@@ -11,8 +11,9 @@ use hyper::Method;
 use serde_json::{Value as Json, json};
 use statehouse_cluster::etcd::Etcd;
 use statehouse_cluster::{
-    ClusterError, Engine as _, EngineError, FirstState, Id, MachineClock, Modules, Overview,
-    Severity, Sizes, check, check_room, create, create_from, identity, overview, remove_member,
+    ClusterError, Engine as _, EngineError, Finding, FirstState, Id, MachineClock, Modules,
+    Overview, Severity, Sizes, check, check_room, create, create_from, identity, overview,
+    remove_member,
 };
 use statehouse_offline::{Contents, Past, PastError};
 use statehouse_wal::{Directory, has_log};
@@ -25,6 +26,7 @@ use super::time::utc;
 use crate::app::connect;
 use statehouse_config::{ClusterFlags, EtcdConfig, percent};
 use statehouse_core::clock::wall_ms;
+use statehouse_listener::front::probe;
 
 /// Create, check and show a cluster of hosts
 ///
@@ -147,7 +149,8 @@ struct StatusArgs {
 
 /// Measure the etcd servers of a cluster, and say what to change
 ///
-/// Asks the leader for a sign of life. Exits with 1 if the cluster does not work or can lose data.
+/// Asks the leader for a sign of life, and connects to the address at which other hosts reach it.
+/// Exits with 1 if the cluster does not work or can lose data.
 /// Works before `cluster init` too.
 #[derive(Debug, clap::Args)]
 struct CheckArgs {
@@ -462,9 +465,30 @@ fn status_json(it: &Overview) -> Json {
 async fn examine(args: &CheckArgs) -> Result<Exit, Failure> {
     let (config, etcd) = args.log.connect()?;
     let quota_bytes = args.quota.bytes();
-    let report = check(&etcd, &MachineClock, &config.name, wall_ms(), quota_bytes).await;
+    let mut report = check(&etcd, &MachineClock, &config.name, wall_ms(), quota_bytes).await;
+    if let Some((leader, address)) = &report.leader {
+        let found = reach(leader, address).await;
+        report.findings.push(found);
+    }
     emit(report.to_string().as_bytes())?;
     Ok(Exit::of(report.worst() != Severity::Failure))
+}
+
+/// Whether the leader accepts other hosts at its address. No failure: this machine may be none of
+/// those that must reach it.
+async fn reach(leader: &str, address: &str) -> Finding {
+    match probe(address).await {
+        Ok(()) => Finding {
+            severity: Severity::Good,
+            measured: format!("{leader} accepts hosts at {address}"),
+            advice: String::new(),
+        },
+        Err(why) => Finding {
+            severity: Severity::Warning,
+            measured: format!("this machine does not reach {leader} at {address}: {why}"),
+            advice: "if the other hosts do not either, they pass no clients on: check its --cluster-address, and the firewalls".to_owned(),
+        },
+    }
 }
 
 async fn hand_over(args: &HandoverArgs) -> Result<Exit, Failure> {

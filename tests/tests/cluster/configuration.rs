@@ -43,7 +43,7 @@ fn unusable_settings_are_refused_and_change_nothing() {
         (["--broker", "mqtt://127.0.0.1:1"], "broker"),
         (["--name", "gw 1"], "name of the host"),
         (["--cluster-lease", "1ms"], "200ms"),
-        (["--cluster-ca", "ca.pem"], "https://"),
+        (["--cluster-ca", "ca.pem"], "is unencrypted"),
     ] {
         // A flag can be given once, so an environment variable would hide the refusal.
         let all = ["serve", "--cluster-listen", "127.0.0.1:0", "--cluster"];
@@ -190,6 +190,8 @@ fn commands_of_a_cluster_tell_what_is_missing() {
     assert!(status.contains("leader    gw1 at "), "{status}");
     let checked = cluster.ask(&["check"]).code(0).text();
     assert!(checked.contains("good: gw1 leads in epoch 1"), "{checked}");
+    let reached = "good: gw1 accepts hosts at 127.";
+    assert!(checked.contains(reached), "{checked}");
     cluster[0].kill();
     let checked = cluster.ask(&["check"]).code(1).text();
     let dead = "gw1 was the last leader and gives no sign of life";

@@ -240,6 +240,32 @@ fn two_processes_of_one_name_warn_of_each_other() {
 }
 
 #[test]
+fn follower_with_other_settings_than_the_leader_warns() {
+    let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE]);
+    let other = cluster.add_with(&[("node", "other")]);
+    cluster[other].wait_until_ready();
+    let said = cluster[other].wait_for_log("has other settings than this host");
+    assert!(said.contains("--node, --dialect"), "{said}");
+    until("the check names the settings", || {
+        let checked = cluster.ask(&["check"]).code(0).text();
+        checked.contains("different settings; give all hosts the same --node")
+    });
+}
+
+#[test]
+fn check_finds_a_wrong_address_and_a_cluster_without_hosts() {
+    let wrong = ("cluster_address", "127.0.0.1:1");
+    let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE, wrong]);
+    let checked = cluster.ask(&["check"]).code(0).text();
+    let says = "warning: this machine does not reach gw1 at 127.0.0.1:1: it cannot be reached";
+    assert!(checked.contains(says), "{checked}");
+    cluster[0].stop();
+    let checked = cluster.ask(&["check"]).code(1).text();
+    let says = "FAILURE: gw1 has handed over and no host has taken over";
+    assert!(checked.contains(says), "{checked}");
+}
+
+#[test]
 fn upgrade_says_that_the_log_has_the_newest_format() {
     let cluster = Cluster::with(2, 1, &[SHORT_LEASE]);
     let before = cluster.present_leader();

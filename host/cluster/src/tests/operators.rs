@@ -420,10 +420,9 @@ async fn check_reports_what_is_wrong() {
     sleep(Duration::from_secs(1)).await;
     world.limit(100);
     let report = check(&*engine, &*clock, "c", 0, 1 << 30).await;
-    assert!(
-        report.to_string().contains("different settings"),
-        "{report}"
-    );
+    let named = ["different settings", "--node, --dialect"];
+    let found = report.to_string();
+    assert!(named.iter().all(|it| found.contains(it)), "{report}");
     assert!(report.to_string().contains("FAILURE"), "{report}");
     world.cut(0, true, true);
     let report = check(&*engine, &*clock, "c", 0, 1 << 30).await;

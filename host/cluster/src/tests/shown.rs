@@ -65,13 +65,34 @@ async fn host_that_handed_over_to_no_other_one_leads_no_more() {
     }
     assert!(!shown.contains("leads"), "{shown}");
     let report = checked(&world).await;
-    assert_eq!(report.worst(), Severity::Warning, "{report}");
+    assert_eq!(report.worst(), Severity::Failure, "{report}");
+    let expected = "FAILURE: a has handed over and no host has taken over";
+    assert!(report.to_string().contains(expected), "{report}");
+    assert_eq!(report.leader, None);
     // A host that took over after the head was read.
     let mut found = overview(&*engine, &*clock(), "c", 0).await.unwrap();
     let info = found.members[0].info.as_mut().unwrap();
     assert_eq!(info.epoch, found.head.epoch);
     info.epoch += 1;
     assert_eq!(found.role(&found.members[0].info.clone().unwrap()), "leads");
+}
+
+/// A check during a handover waits for the next leader.
+#[tokio::test(start_paused = true)]
+async fn check_waits_for_the_host_that_takes_over() {
+    let world = world(1).await;
+    let (leader, log) = Host::lead(&world, "a", |_| {}).await;
+    log.hand_over();
+    leader.wait(|it| it.log.is_none().then_some(())).await;
+    drop(leader);
+    let starting = async {
+        sleep(Duration::from_secs(1)).await;
+        Host::start(&world, "b", |_| {})
+    };
+    let (report, _host) = tokio::join!(checked(&world), starting);
+    let found = report.to_string();
+    assert!(found.contains("good: b leads in epoch 2"), "{report}");
+    assert_eq!(report.leader, Some(("b".to_owned(), "h:1".to_owned())));
 }
 
 #[tokio::test(start_paused = true)]

@@ -41,6 +41,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use crate::{Listeners, OpenListener, accept};
 pub use link::{Links, Times};
 use passing::ToLeader;
+pub use passing::probe;
 use port::Port;
 pub use preface::HostName;
 use preface::Key;

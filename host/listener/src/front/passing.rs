@@ -85,6 +85,8 @@ enum PassError {
     NoLeader(u64),
     #[error("the leader {0} at {1} did not accept the connection: {2}")]
     Leader(String, String, ConnectError),
+    #[error("the client disconnected before the leader accepted it, so its bytes were dropped")]
+    Dropped,
     #[error("the client disconnected, or this host stops")]
     Ended,
 }
@@ -181,8 +183,10 @@ impl Front {
 
     /// Waits until this host leads or a leader accepts the client.
     ///
-    /// A client that has disconnected must never be passed on: its CONNECT would take the session
-    /// over from the client's next connection, and some clients do not reconnect after that.
+    /// A client that gave up and disconnected must never be passed on: its CONNECT would take the
+    /// session over from the client's next connection, and some clients do not reconnect after
+    /// that. Its bytes may have waited before this host accepted the socket. So a closed client is
+    /// passed on only if it shows that it awaited no answer ([`is_burst`]), and at once.
     async fn place(
         &self,
         socket: &TcpStream,
@@ -190,9 +194,10 @@ impl Front {
         client: SocketAddr,
     ) -> Result<Place, PassError> {
         let mut role = self.role.clone();
+        let (began, mut is_first) = (Instant::now(), true);
         loop {
-            if is_closed(socket).await {
-                return Err(PassError::Ended);
+            if !is_first {
+                refuse_closed(socket, false).await?;
             }
             let present = role.borrow_and_update().clone();
             if let Role::Leading(broker) = present {
@@ -217,12 +222,13 @@ impl Front {
                     None
                 }
             };
-            // The client may have disconnected during the attempt.
-            if let Some(place) = attempted
-                && !is_closed(socket).await
-            {
+            if let Some(place) = attempted {
+                // The client may have disconnected before or during the attempt.
+                let is_prompt = is_first && began.elapsed() < limits::CLUSTER_HOLD_CHECK;
+                refuse_closed(socket, is_prompt).await?;
                 return Ok(place);
             }
+            is_first = false;
         }
     }
 
@@ -381,6 +387,64 @@ impl Front {
         let connected = timeout(limits::CLUSTER_CONNECT_TIMEOUT, connecting).await;
         connected.map_err(|_| ConnectError::Timeout)?
     }
+}
+
+/// An error if the client has disconnected, unless it sent a burst that may be passed on.
+async fn refuse_closed(socket: &TcpStream, may_be_burst: bool) -> Result<(), PassError> {
+    if !is_closed(socket).await {
+        return Ok(());
+    }
+    let mut unread = vec![0; limits::CLUSTER_BURST_BYTES_MAX];
+    // Returns at once, since the socket is closed.
+    match socket.peek(&mut unread).await {
+        Ok(count @ 1..) if may_be_burst && is_burst(&unread[..count]) => Ok(()),
+        Ok(1..) => Err(PassError::Dropped),
+        _ => Err(PassError::Ended),
+    }
+}
+
+/// Whether these are all packets of a client that awaited no answer, as MQTT 5 allows in section
+/// 3.1.4: from CONNECT to DISCONNECT, with others between. A client that gave up sent only CONNECT.
+/// Never with TLS or WebSocket, since those handshakes need answers.
+fn is_burst(bytes: &[u8]) -> bool {
+    const CONNECT: u8 = 1;
+    const DISCONNECT: u8 = 14;
+    let (mut types, mut rest) = (Vec::new(), bytes);
+    while let Some((packet_type, after)) = split_packet(rest) {
+        types.push(packet_type);
+        rest = after;
+    }
+    rest.is_empty() && matches!(types[..], [CONNECT, _, .., DISCONNECT])
+}
+
+/// The type of the first packet of MQTT, and the bytes after the packet. `None` if it is not whole.
+fn split_packet(bytes: &[u8]) -> Option<(u8, &[u8])> {
+    let (&first, mut rest) = bytes.split_first()?;
+    let mut length = 0;
+    for shift in [0, 7, 14, 21] {
+        let (&byte, after) = rest.split_first()?;
+        rest = after;
+        length |= usize::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some((first >> 4, rest.get(length..)?));
+        }
+    }
+    None
+}
+
+/// Checks that a host of a cluster accepts connections at this address, HOST:PORT. Proves no
+/// secret, and takes at most [`limits::CLUSTER_CONNECT_TIMEOUT`]. Fails with the reason, for the
+/// operator.
+pub async fn probe(address: &str) -> Result<(), String> {
+    let probing = async {
+        let stream = TcpStream::connect(address).await;
+        let mut stream = stream.map_err(ConnectError::Unreachable)?;
+        preface::read_hello(&mut stream).await?;
+        Ok::<_, ConnectError>(())
+    };
+    let probed = timeout(limits::CLUSTER_CONNECT_TIMEOUT, probing).await;
+    let probed = probed.unwrap_or(Err(ConnectError::Timeout));
+    probed.map_err(|error| error.to_string())
 }
 
 /// An error, unless the leader accepted a connection, or the client of a listener of this scheme.

@@ -138,6 +138,8 @@ impl Port {
                     self.serve_streams(socket, peer, &host).await;
                     drop(permit);
                 }
+                // A probe, such as that of `statehouse cluster check`.
+                Err(PortError::Preface(PrefaceError::Left)) => {}
                 Err(error) => self.report(peer, &error),
             }
         }

@@ -44,6 +44,9 @@ type Nonce = [u8; NONCE_BYTES];
 pub(super) enum PrefaceError {
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
+    /// Such as a probe.
+    #[error("the other side closed the connection before it sent a byte")]
+    Left,
     #[error("the other side is no Statehouse host: is this the address of its cluster port?")]
     NotAHost,
     #[error(
@@ -184,7 +187,11 @@ where
 
     let mut request = [0; REQUEST_BYTES];
     let mut mac = [0; MAC_BYTES];
-    stream.read_exact(&mut request).await?;
+    let read = stream.read(&mut request).await?;
+    if read == 0 {
+        return Err(PrefaceError::Left);
+    }
+    stream.read_exact(&mut request[read..]).await?;
     stream.read_exact(&mut mac).await?;
     let (theirs, body) = request.split_first_chunk().ok_or(PrefaceError::NotAHost)?;
     let nonces = [own, *theirs];
@@ -201,14 +208,10 @@ where
     }
 }
 
-/// Sends a request to the leader and returns its answer.
-pub(super) async fn send<S>(
-    stream: &mut S,
-    key: &Key,
-    request: &Request,
-) -> Result<Answer, PrefaceError>
+/// Reads the first bytes of a leader.
+pub(super) async fn read_hello<S>(stream: &mut S) -> Result<[u8; HELLO_BYTES], PrefaceError>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + Unpin,
 {
     let mut hello = [0; HELLO_BYTES];
     stream.read_exact(&mut hello).await?;
@@ -218,6 +221,19 @@ where
     if hello[4] != VERSION {
         return Err(PrefaceError::Version(hello[4]));
     }
+    Ok(hello)
+}
+
+/// Sends a request to the leader and returns its answer.
+pub(super) async fn send<S>(
+    stream: &mut S,
+    key: &Key,
+    request: &Request,
+) -> Result<Answer, PrefaceError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let hello = read_hello(stream).await?;
     let mut theirs = Nonce::default();
     theirs.copy_from_slice(&hello[5..]);
     let own = nonce()?;

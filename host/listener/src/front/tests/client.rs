@@ -41,6 +41,11 @@ fn connect_at(level: &[u8], client: &str) -> Vec<u8> {
     packet(0x10, &rest)
 }
 
+/// PUBLISH with QoS 0 of one byte to the topic that [`Client::subscribe`] names.
+pub(super) fn publish_0(byte: u8) -> Vec<u8> {
+    packet(0x30, &[0, 1, b'b', 0, byte])
+}
+
 fn packet(first: u8, rest: &[u8]) -> Vec<u8> {
     let length = u8::try_from(rest.len()).unwrap();
     assert!(
@@ -123,6 +128,21 @@ impl Client {
         self.send(&packet(0x32, &rest)).await;
         let puback = self.receive().await;
         assert_eq!((puback[0], &puback[2..4]), (0x40, &id.to_be_bytes()[..]));
+    }
+
+    /// Subscribes to the topic of [`publish_0`] with QoS 0.
+    pub(super) async fn subscribe(&mut self) {
+        let rest = [0, 1, 0, 0, 1, b'b', 0];
+        self.send(&packet(0x82, &rest)).await;
+        let suback = self.receive().await;
+        assert_eq!((suback[0], suback[suback.len() - 1]), (0x90, 0));
+    }
+
+    /// Waits for a PUBLISH of one byte, and returns the byte.
+    pub(super) async fn published(&mut self) -> u8 {
+        let publish = self.receive().await;
+        assert_eq!(publish[0], 0x30, "{publish:?}");
+        publish[publish.len() - 1]
     }
 
     pub(super) async fn send(&mut self, packet: &[u8]) {

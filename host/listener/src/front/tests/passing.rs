@@ -1,12 +1,13 @@
 //! Clients of hosts in every role, and changes of roles.
 
+use std::io::Write;
 use std::sync::atomic::AtomicBool;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::client::{Client, connect, connect_3};
+use super::client::{Client, connect, connect_3, publish_0};
 use super::*;
 use crate::front::preface::receive;
 use crate::front::{Links, mux};
@@ -191,8 +192,66 @@ async fn a_client_that_disconnected_while_it_waited_is_not_passed_on() {
         // A CONNECT that was passed on arrives within this time.
         sleep(Duration::from_millis(200)).await;
         client.publish(1).await;
+        // The unread bytes are not dropped silently.
+        eventually("a refusal", || host.refusals() == 1).await;
     }
     assert!(clients.seen().iter().all(|(name, _)| name == "two"));
+}
+
+/// Regression: a follower dropped all that such a client had sent.
+#[tokio::test]
+async fn a_burst_of_a_client_that_closes_at_once_arrives() {
+    let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    let mut subscriber = Client::on(leader.connect().await).connected("sub").await;
+    subscriber.subscribe().await;
+    let disconnect = [0xe0, 0];
+    for byte in 1..=20 {
+        for host in [&leader, &follower] {
+            let burst = [&connect("burst")[..], &publish_0(byte)[..], &disconnect[..]].concat();
+            // Blocking, so that the client has closed before a host accepts it.
+            let mut client = net::TcpStream::connect(host.listeners[0].address).unwrap();
+            client.write_all(&burst).unwrap();
+            drop(client);
+            assert_eq!(subscriber.published().await, byte, "{}", host.name);
+        }
+    }
+    // A client that closes its direction only still gets its CONNACK.
+    let mut client = follower.connect().await;
+    let burst = [&connect("half")[..], &publish_0(0)[..], &disconnect[..]].concat();
+    client.write_all(&burst).await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut connack = [0];
+    client.read_exact(&mut connack).await.unwrap();
+    assert_eq!(connack, [0x20]);
+    assert_eq!(follower.refusals() + leader.refusals(), 0);
+}
+
+/// A client may have given up before a host that stalled accepts its socket.
+#[tokio::test]
+async fn a_client_that_gave_up_before_it_was_accepted_is_not_passed_on() {
+    let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
+    let (broker, clients) = broker();
+    leader.lead(&broker);
+    follower.follow(&leader);
+    let mut next = Client::on(leader.connect().await).connected("one").await;
+    let disconnect = [0xe0, 0];
+    for sent in [
+        connect("one"),
+        [&connect("one")[..], &disconnect[..]].concat(),
+        [&connect("one")[..], &publish_0(1)[..]].concat(),
+    ] {
+        let before = follower.refusals();
+        // Blocking, so that the client has closed before the host accepts it.
+        let mut lost = net::TcpStream::connect(follower.listeners[0].address).unwrap();
+        lost.write_all(&sent).unwrap();
+        drop(lost);
+        eventually("a refusal", || follower.refusals() == before + 1).await;
+    }
+    next.publish(1).await;
+    assert_eq!(clients.seen().len(), 1);
 }
 
 #[tokio::test]

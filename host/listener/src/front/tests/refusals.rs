@@ -4,6 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
 use super::client::{Client, connect};
 use super::*;
+use crate::front::probe;
 use statehouse_config::limits;
 
 #[tokio::test]
@@ -123,4 +124,35 @@ async fn links_are_limited_and_released() {
         _ = ended.expect("it closes");
     }
     assert_eq!(link().await.1, Answer::NotLeading);
+}
+
+#[tokio::test]
+async fn a_probe_finds_a_host_and_is_no_refusal() {
+    let host = Host::plain("gw1");
+    probe(&host.port.to_string()).await.unwrap();
+    // One that sends a byte is no probe.
+    let mut socket = TcpStream::connect(host.port).await.unwrap();
+    socket.write_all(&[0]).await.unwrap();
+    drop(socket);
+    eventually("a refusal", || host.refusals() == 1).await;
+    let error = probe(&dead_address().to_string()).await.unwrap_err();
+    assert!(error.contains("it cannot be reached"), "{error}");
+    // A broker sends nothing first.
+    let error = probe(&host.listeners[0].address.to_string()).await;
+    let error = error.unwrap_err();
+    assert!(error.contains("it did not answer within 2 s"), "{error}");
+    let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let answering = async {
+        let (mut socket, _) = other.accept().await.unwrap();
+        socket
+            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            .await
+            .unwrap();
+        socket
+    };
+    let (probed, _socket) = tokio::join!(probe(&address), answering);
+    let error = probed.unwrap_err();
+    assert!(error.contains("no Statehouse host"), "{error}");
+    assert_eq!(host.refusals(), 1);
 }
