@@ -11,7 +11,7 @@ use statehouse_mqtt::{check_topic_filter, check_topic_name};
 use statehouse_protocol::OPERATOR_CLIENT;
 use statehouse_protocol::pattern;
 use statehouse_protocol::topics::{
-    ADMIN_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, is_order,
+    ADMIN_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, is_kept_for_brokers, is_order,
 };
 
 /// Why no client may connect as [`OPERATOR_CLIENT`].
@@ -87,9 +87,14 @@ pub fn reservation(client: &str, question: Question<'_>) -> Option<&'static str>
     if client == OPERATOR_CLIENT {
         return Some(OPERATORS_ONLY);
     }
+    if question.action != Action::Publish {
+        return None;
+    }
+    if is_kept_for_brokers(question.on) {
+        return Some("topics below $SYS/ are reserved for the broker");
+    }
     let begins = |prefix: &&str| question.on.starts_with(prefix.as_bytes());
-    let is_reserved = question.action == Action::Publish
-        && [NOTIFICATION_TOPICS, ADMIN_TOPICS].iter().any(begins);
+    let is_reserved = [NOTIFICATION_TOPICS, ADMIN_TOPICS].iter().any(begins);
     is_reserved.then_some("only the state store publishes there")
 }
 
@@ -243,11 +248,17 @@ pub fn connect_warning(rules: &Rules) -> Option<(usize, String)> {
 pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
     let mut warnings = Vec::new();
     for rule in &rules.all {
-        for name in rule.principals.with_wildcards() {
-            let warning = format!(
-                "`{name}` is compared literally: only `*` alone matches all. Use patterns in the clientIds of a resource"
-            );
-            warnings.push((rule.line, warning));
+        for name in rule.principals.names() {
+            if name.is_empty() {
+                let warning = "an empty client id or user name matches no client";
+                warnings.push((rule.line, warning.to_owned()));
+            }
+            if name.contains('*') {
+                let warning = format!(
+                    "`{name}` is compared literally: only `*` alone matches all. Use patterns in the clientIds of a resource"
+                );
+                warnings.push((rule.line, warning));
+            }
         }
         for resource in &rule.resources {
             if rule.principals.are_client_ids_only()
@@ -262,14 +273,18 @@ pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
                 );
                 warnings.push((line, warning));
             }
+            warnings.extend(resource.doubtful_texts(rule.line));
             for Text { line, template } in resource.texts(Action::Publish) {
                 let text = template.text();
-                if text.starts_with(NOTIFICATION_TOPICS) {
-                    let warning = format!(
-                        "only the store publishes to `{text}`, so no rule can allow it to a client"
-                    );
-                    warnings.push((*line, warning));
-                }
+                let why = if text.starts_with(NOTIFICATION_TOPICS) {
+                    "so no rule can allow it to a client"
+                } else if text.starts_with(ADMIN_TOPICS) {
+                    "and takes orders there by their signatures, so no rule counts"
+                } else {
+                    continue;
+                };
+                let warning = format!("only the store publishes to `{text}`, {why}");
+                warnings.push((*line, warning));
             }
             for action in [Action::Publish, Action::Subscribe] {
                 for Text { line, template } in resource.texts(action) {
@@ -373,6 +388,38 @@ impl Resource {
             .chain(keys)
             .filter(|(_, it, is_pattern)| it.has_open_placeholder(*is_pattern));
         open.map(|(line, it, _)| (line, it.text()))
+    }
+
+    /// Warnings about texts of which a part probably does not mean what the operator intends: a
+    /// placeholder that is none, or a pattern that matches nothing.
+    fn doubtful_texts(&self, line: usize) -> Vec<(usize, String)> {
+        let (texts, are_patterns) = match &self.kind {
+            Kind::Publish(topics) | Kind::Subscribe(topics) => (&topics[..], false),
+            Kind::Keys {
+                keys, are_patterns, ..
+            } => (&keys[..], *are_patterns),
+            Kind::Connect => (&[][..], false),
+        };
+        let texts = (texts.iter()).map(move |it| (it.line, &it.template, are_patterns));
+        let clients = self.clients.iter().flatten();
+        let clients = clients.map(move |it| (line, it, true));
+        let mut warnings = Vec::new();
+        for (line, template, is_pattern) in clients.chain(texts) {
+            let text = template.text();
+            if let Some(literal) = template.misspelt_placeholder() {
+                let warning = format!(
+                    "`{literal}` in `{text}` is no placeholder but literal text: placeholders are {{principal.clientId}}, {{principal.username}} and {{principal.attributes.NAME}}"
+                );
+                warnings.push((line, warning));
+            }
+            if is_pattern && template.has_empty_brackets() {
+                let warning = format!(
+                    "`{text}` matches nothing, because `[]` matches no character: literal brackets are written `\\[]`"
+                );
+                warnings.push((line, warning));
+            }
+        }
+        warnings
     }
 
     /// Whether the resource may apply to a client of which only the id is known.

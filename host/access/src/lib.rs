@@ -43,6 +43,7 @@ use self::tokens::{KeySet, Token, TokenKeysError};
 use self::users::{Users, UsersError};
 use crate::audit::{Audit, Refused};
 use crate::settings::{AccessConfig, CertificateUsers, TokenConfig};
+use statehouse_files::modes;
 use statehouse_files::watch::{Reloads, Watched};
 use statehouse_protocol::OPERATOR_CLIENT;
 use statehouse_protocol::topics::notified_key;
@@ -249,6 +250,14 @@ fn watch_users(path: &Path) -> Result<Arc<Watched<Users>>, UsersError> {
     Watched::open("users", vec![path.to_owned()], read)
 }
 
+/// Logs a warning if other accounts can write a file that was read. `effect` says what they could
+/// do.
+fn warn_if_writable(path: &Path, effect: &str) {
+    if let Some(warning) = modes::writable(path, effect) {
+        tracing::warn!("{warning}");
+    }
+}
+
 fn watch_rules(path: &Path, behind_broker: bool) -> Result<Arc<Watched<Rules>>, RulesError> {
     let read = {
         let (path, seal) = (path.to_owned(), Arc::new(Seal::default()));
@@ -259,6 +268,7 @@ fn watch_rules(path: &Path, behind_broker: bool) -> Result<Arc<Watched<Rules>>, 
             for (line, warning) in connect.into_iter().chain(explain::warnings(&rules)) {
                 tracing::warn!("{}, line {line}: {warning}", path.display());
             }
+            warn_if_writable(&path, "allow themselves everything");
             Ok(rules)
         }
     };
@@ -272,7 +282,11 @@ fn watch_owners(from: &CertificateUsers) -> Result<Arc<Watched<Owners>>, Certifi
         CertificateUsers::File(path) => {
             let read = {
                 let path = path.clone();
-                move || Owners::open(&path)
+                move || {
+                    let owners = Owners::open(&path)?;
+                    warn_if_writable(&path, "give a certificate another user");
+                    Ok(owners)
+                }
             };
             Watched::open(WHAT, vec![path.clone()], read)
         }
@@ -281,7 +295,11 @@ fn watch_owners(from: &CertificateUsers) -> Result<Arc<Watched<Owners>>, Certifi
 
 fn watch_keys(config: TokenConfig) -> Result<Arc<Watched<KeySet>>, TokenKeysError> {
     let files = vec![config.keys.clone()];
-    Watched::open("token keys", files, move || KeySet::open(&config))
+    Watched::open("token keys", files, move || {
+        let keys = KeySet::open(&config)?;
+        warn_if_writable(&config.keys, "add a key that verifies tokens");
+        Ok(keys)
+    })
 }
 
 impl Inner {

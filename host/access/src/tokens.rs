@@ -4,15 +4,17 @@
 //! JWKS), and no server is asked over a network. So a token that is revoked early remains valid
 //! until it expires.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use data_encoding::BASE64URL_NOPAD;
 use jsonwebtoken::errors::ErrorKind;
-use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet};
+use jsonwebtoken::jwk::{AlgorithmParameters, Jwk};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
+use serde_json::Value as Json;
 use statehouse_mqtt::{Identity, Proof};
 
 use crate::limits;
@@ -39,11 +41,17 @@ pub enum TokenKeysError {
     /// The file has no keys, or too many.
     #[error("{0} has {1} keys, and 1 to {max} are allowed", max = limits::TOKEN_KEYS_MAX)]
     Count(PathBuf, usize),
-    /// A key has an unsupported type.
+    /// A key is not of the form of its type.
+    #[error("{0}: key {1} is malformed: make the file again, or remove this key")]
+    Key(PathBuf, usize),
+    /// A key is a shared secret.
     #[error(
-        "{0}: key {1} is none of RSA (RS256), P-256 (ES256) and Ed25519 (EdDSA), or is not for signatures"
+        "{0}: key {1} is symmetric (oct), so each program that verifies tokens with it can also make them: use a public key"
     )]
-    Kind(PathBuf, usize),
+    Symmetric(PathBuf, usize),
+    /// No key can verify tokens.
+    #[error("{0} has no key that can be used: {1}")]
+    Unsupported(PathBuf, String),
 }
 
 /// The bearer of a valid token.
@@ -96,62 +104,130 @@ struct Claims {
 }
 
 impl KeySet {
-    /// Reads the keys. Fails if one key is unusable.
+    /// Reads the keys. Logs a warning for each key of a kind that is not supported (RFC 7517
+    /// section 5). Fails if a key is malformed or a shared secret, or if none is left.
     pub fn open(config: &TokenConfig) -> Result<Self, TokenKeysError> {
-        let bytes = read_file(&config.keys, limits::TOKEN_KEYS_FILE_BYTES_MAX)?;
+        let path = &config.keys;
+        let bytes = read_file(path, limits::TOKEN_KEYS_FILE_BYTES_MAX)?;
+        let (keys, unsupported) = keys(path, &bytes)?;
+        // A refused file is read every second, so nothing is logged before.
+        for why in unsupported {
+            tracing::warn!("{}: {why}: tokens of this key are refused", path.display());
+        }
         Ok(Self {
-            keys: keys(&config.keys, &bytes)?,
+            keys,
             audiences: config.audiences.clone(),
             issuers: config.issuers.clone(),
         })
     }
 }
 
-fn keys(path: &Path, bytes: &[u8]) -> Result<Vec<Key>, TokenKeysError> {
-    let set: JwkSet = serde_json::from_slice(bytes)
+/// A set of keys, which may be of any kind.
+#[derive(Deserialize)]
+struct Set {
+    keys: Vec<Json>,
+}
+
+/// The members of a key that say what it is for (RFC 7517 section 4).
+#[derive(Deserialize)]
+struct Purpose {
+    kty: String,
+    crv: Option<String>,
+    alg: Option<String>,
+    #[serde(rename = "use")]
+    usage: Option<String>,
+}
+
+/// Why a key verifies no tokens.
+enum Flaw {
+    Malformed,
+    Symmetric,
+    /// It is for another program, or of a kind that is not supported: this one.
+    Unsupported(String),
+}
+
+/// The keys of a set, and why each other one is not supported.
+fn keys(path: &Path, bytes: &[u8]) -> Result<(Vec<Key>, Vec<String>), TokenKeysError> {
+    let set: Set = serde_json::from_slice(bytes)
         .map_err(|error| TokenKeysError::Form(path.to_owned(), error))?;
     let count = set.keys.len();
     if !(1..=limits::TOKEN_KEYS_MAX).contains(&count) {
         return Err(TokenKeysError::Count(path.to_owned(), count));
     }
-    let keys = set.keys.iter().enumerate();
-    keys.map(|(at, jwk)| key(jwk).ok_or_else(|| TokenKeysError::Kind(path.to_owned(), at + 1)))
-        .collect()
+    let (mut good, mut unsupported) = (Vec::new(), Vec::new());
+    for (number, json) in (1..).zip(&set.keys) {
+        match key(json) {
+            Ok(key) => good.push(key),
+            Err(Flaw::Malformed) => return Err(TokenKeysError::Key(path.to_owned(), number)),
+            Err(Flaw::Symmetric) => return Err(TokenKeysError::Symmetric(path.to_owned(), number)),
+            Err(Flaw::Unsupported(kind)) => {
+                unsupported.push(format!("key {number} is not supported ({kind})"));
+            }
+        }
+    }
+    if good.is_empty() {
+        let why = unsupported.join(", ");
+        return Err(TokenKeysError::Unsupported(path.to_owned(), why));
+    }
+    Ok((good, unsupported))
 }
 
-/// Reads a key. Symmetric keys are refused: a party that can verify a token with such a key can
-/// also make one.
-fn key(jwk: &Jwk) -> Option<Key> {
-    use jsonwebtoken::jwk::{KeyAlgorithm, PublicKeyUse};
-    let (algorithm, name) = match &jwk.algorithm {
-        AlgorithmParameters::RSA(_) => (Algorithm::RS256, KeyAlgorithm::RS256),
-        AlgorithmParameters::EllipticCurve(it) if it.curve == EllipticCurve::P256 => {
-            (Algorithm::ES256, KeyAlgorithm::ES256)
+fn key(json: &Json) -> Result<Key, Flaw> {
+    let purpose = Purpose::deserialize(json).map_err(|_| Flaw::Malformed)?;
+    // A party that can verify a token with such a key can also make one.
+    if purpose.kty == "oct" {
+        return Err(Flaw::Symmetric);
+    }
+    let algorithm = algorithm(&purpose).ok_or_else(|| Flaw::Unsupported(purpose.to_string()))?;
+    let jwk = Jwk::deserialize(json).map_err(|_| Flaw::Malformed)?;
+    if let AlgorithmParameters::RSA(rsa) = &jwk.algorithm {
+        let modulus = BASE64URL_NOPAD.decode(rsa.n.as_bytes());
+        let modulus = modulus.map_err(|_| Flaw::Malformed)?;
+        // The library verifies no signature of other keys.
+        if !(2048 / 8..=8192 / 8).contains(&modulus.len()) {
+            let kind = "RSA with less than 2048 or more than 8192 bits";
+            return Err(Flaw::Unsupported(kind.to_owned()));
         }
-        AlgorithmParameters::OctetKeyPair(it) if it.curve == EllipticCurve::Ed25519 => {
-            (Algorithm::EdDSA, KeyAlgorithm::EdDSA)
-        }
+    }
+    let content = serde_json::to_vec(&jwk.algorithm).map_err(|_| Flaw::Malformed)?;
+    Ok(Key {
+        number: blake3::hash(&content),
+        key: DecodingKey::from_jwk(&jwk).map_err(|_| Flaw::Malformed)?,
+        id: jwk.common.key_id,
+        algorithm,
+    })
+}
+
+/// The algorithm of a key for signatures, if it is supported.
+fn algorithm(purpose: &Purpose) -> Option<Algorithm> {
+    let (algorithm, name) = match (&*purpose.kty, purpose.crv.as_deref()) {
+        ("RSA", _) => (Algorithm::RS256, "RS256"),
+        ("EC", Some("P-256")) => (Algorithm::ES256, "ES256"),
+        ("OKP", Some("Ed25519")) => (Algorithm::EdDSA, "EdDSA"),
         _ => return None,
     };
-    let common = &jwk.common;
-    let is_for_this = common.key_algorithm.is_none_or(|it| it == name)
-        && (common.public_key_use.as_ref()).is_none_or(|it| *it == PublicKeyUse::Signature);
-    if !is_for_this {
-        return None;
+    let is_for_this = purpose.alg.as_deref().is_none_or(|it| it == name)
+        && purpose.usage.as_deref().is_none_or(|it| it == "sig");
+    is_for_this.then_some(algorithm)
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kty {}", self.kty.escape_debug())?;
+        let others = [("crv", &self.crv), ("alg", &self.alg), ("use", &self.usage)];
+        for (name, value) in others {
+            if let Some(value) = value {
+                write!(f, ", {name} {}", value.escape_debug())?;
+            }
+        }
+        Ok(())
     }
-    Some(Key {
-        id: common.key_id.clone(),
-        number: blake3::hash(&serde_json::to_vec(&jwk.algorithm).ok()?),
-        algorithm,
-        key: DecodingKey::from_jwk(jwk).ok()?,
-    })
 }
 
 impl KeySet {
     /// Verifies a token at this time, and returns its bearer. Fails with the reason of the refusal,
     /// as a text for the client.
     pub fn verify(&self, token: &[u8], now: SystemTime) -> Result<Bearer, &'static str> {
-        const FORM: &str = "the authentication data is not a token";
         if token.len() > limits::TOKEN_BYTES_MAX {
             return Err(FORM);
         }
@@ -211,10 +287,12 @@ fn has_critical_extensions(token: &str) -> Option<bool> {
     Some(header.contains_key("crit"))
 }
 
-/// The text for an error in a token whose signature is right. `None` if the signature is wrong.
+/// The text for an error in a token. `None` if the signature is wrong.
 fn words(error: &ErrorKind) -> Option<&'static str> {
     Some(match error {
         ErrorKind::InvalidSignature => return None,
+        // Of the signature: the client added a line end, or sent only the beginning.
+        ErrorKind::Base64(_) => FORM,
         ErrorKind::ExpiredSignature => EXPIRED,
         ErrorKind::ImmatureSignature => {
             "the token is not valid yet: is the clock of this store right?"
@@ -224,6 +302,8 @@ fn words(error: &ErrorKind) -> Option<&'static str> {
         _ => "the token lacks a claim (exp, sub, aud or iss), or one is malformed",
     })
 }
+
+const FORM: &str = "the authentication data is not a token";
 
 const EXPIRED: &str = "the token has expired";
 
@@ -260,7 +340,7 @@ mod tests {
     use std::fs;
 
     use ed25519_compact::{KeyPair, Seed};
-    use serde_json::{Value as Json, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -394,6 +474,10 @@ mod tests {
         ] {
             assert!(verify(nonsense).unwrap_err().contains("not a token"));
         }
+        // Regression: the client was told that a claim is missing.
+        for damaged in [format!("{good}\n"), good[..good.len() - 1].to_owned()] {
+            assert!(verify(&damaged).unwrap_err().contains("not a token"));
+        }
     }
 
     #[test]
@@ -429,9 +513,53 @@ mod tests {
         };
         assert!(says(json!([])).contains("is not a JSON Web Key Set"));
         assert!(says(json!({"keys": []})).contains("has 0 keys"));
-        assert!(says(with("use", "enc")).contains("key 2 is none of"));
-        assert!(says(with("alg", "RS256")).contains("key 2 is none of"));
-        let shared = json!({"keys": [{"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"}]});
-        assert!(says(shared).contains("key 1 is none of"));
+        assert!(says(with("x", "?")).contains("key 2 is malformed"));
+        let mut no_type = with("kid", "two");
+        no_type["keys"][1]["kty"] = Json::Null;
+        assert!(says(no_type).contains("key 2 is malformed"));
+        let shared = json!({"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"});
+        let both = json!({"keys": [jwk(&pair(6), "zero"), shared]});
+        assert!(says(both).contains("key 2 is symmetric"));
+        let [short, other] = [rsa(1024), json!({"kty": "EC", "crv": "P-384"})];
+        let error = says(json!({"keys": [short, other]}));
+        for part in ["has no key that can be used", "2048", "kty EC, crv P-384"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    /// An RSA key whose modulus has so many bits.
+    fn rsa(bits: usize) -> Json {
+        let modulus = BASE64URL_NOPAD.encode(&vec![0xC1; bits / 8]);
+        json!({"kty": "RSA", "kid": "rsa", "alg": "RS256", "n": modulus, "e": "AQAB"})
+    }
+
+    /// Regression: one of these keys refused the whole file, so a removed key stayed valid.
+    #[test]
+    fn keys_of_other_kinds_are_left_out() {
+        let pair = pair(7);
+        let header = json!({"alg": "EdDSA", "kid": "one"});
+        let token = signed(&pair, &header, &claims(|_| {}));
+        let with = |name: &str, value: &str| {
+            let mut key = jwk(&super::tests::pair(6), "zero");
+            key[name] = json!(value);
+            key
+        };
+        for other in [
+            with("use", "enc"),
+            with("alg", "RS256"),
+            with("alg", "ML-DSA-65"),
+            with("crv", "Ed448"),
+            with("kty", "AKP"),
+            json!({"kty": "EC", "crv": "secp256k1", "alg": "ES256K", "x": "AA", "y": "AA"}),
+            json!({"kty": "EC", "crv": "P-384", "x": "AA", "y": "AA"}),
+            rsa(1024),
+        ] {
+            let set = json!({"keys": [other, jwk(&pair, "one")]}).to_string();
+            let keys = open(&set, &[]).unwrap();
+            assert_eq!(keys.keys.len(), 1, "{other}");
+            keys.verify(token.as_bytes(), SystemTime::now()).unwrap();
+        }
+        let set = json!({"keys": [rsa(2048), jwk(&pair, "one")]}).to_string();
+        assert_eq!(open(&set, &[]).unwrap().keys.len(), 2);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Each value keeps its last good version: a bad file is logged and counted, and must never replace
 //! a good value. Files are polled every second and on SIGHUP, since file notifications do not cross
-//! containers and network file systems. A file that was modified within the last moments is left to
+//! containers and network file systems. A file that was modified within the last second is left to
 //! the next poll, since it may still be written to. After an error the files are read at each poll,
 //! since the reason may be a thing that no stamp shows, such as the mode of a directory. Problems
 //! that time alone causes, such as the expiry of a certificate, are logged once a day.
@@ -86,11 +86,13 @@ impl Files {
     /// does not read half a file.
     pub fn look(paths: Vec<PathBuf>) -> Self {
         let mut seen = stamps(&paths);
-        if !are_stable(&seen, SystemTime::now()) {
-            thread::sleep(limits::RELOAD_SETTLED);
+        let are_stable =
+            |seen: &[Option<Stamp>]| are_older(seen, limits::STAMP_SETTLED, SystemTime::now());
+        if !are_stable(&seen) {
+            thread::sleep(limits::STAMP_SETTLED);
             seen = stamps(&paths);
         }
-        if !are_stable(&seen, SystemTime::now()) {
+        if !are_stable(&seen) {
             // Makes the next poll read the files again.
             seen = Vec::new();
         }
@@ -176,14 +178,18 @@ impl<T: Send + Sync + 'static> Reload for Watched<T> {
         if is_retry && seen.error.is_none() {
             return false;
         }
-        let stable = are_stable(&stamps, now());
+        let now = now();
+        let settled = are_older(&stamps, limits::RELOAD_SETTLED, now);
         let postponed = || self.postponed.fetch_add(1, Ordering::Relaxed);
-        if !stable && !forced && postponed() < limits::RELOAD_PUT_OFF_MAX {
+        if !settled && !forced && postponed() < limits::RELOAD_PUT_OFF_MAX {
             return false;
         }
         self.postponed.store(0, Ordering::Relaxed);
-        // Files that may still be written to are read again at the next poll.
-        seen.stamps = if stable { stamps } else { Vec::new() };
+        // Files whose next write may leave the same stamps are read again at the next poll.
+        seen.stamps = match are_older(&stamps, limits::STAMP_SETTLED, now) {
+            true => stamps,
+            false => Vec::new(),
+        };
         let what = self.what;
         match (self.read)() {
             Ok(value) => {
@@ -227,22 +233,23 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
     files.iter().map(stamp).collect()
 }
 
-/// Whether the last write to each file is old enough. `now` must be read after the stamps, so that
-/// the next poll finds later writes.
-fn are_stable(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
-    stamps.iter().flatten().all(|stamp| is_stable(stamp, now))
+/// Whether the last write to each file is at least so old. `now` must be read after the stamps, so
+/// that the next poll finds later writes.
+fn are_older(stamps: &[Option<Stamp>], least: Duration, now: SystemTime) -> bool {
+    let mut stamps = stamps.iter().flatten();
+    stamps.all(|stamp| is_older(stamp, least, now))
 }
 
-/// Whether the last write is old enough. A time in the future counts as old: it comes from another
-/// clock.
-fn is_stable(stamp: &Stamp, now: SystemTime) -> bool {
+/// Whether the last write is at least so old. A time in the future counts as old: it comes from
+/// another clock.
+fn is_older(stamp: &Stamp, least: Duration, now: SystemTime) -> bool {
     let (seconds, nanoseconds) = stamp.modified;
     let (Ok(seconds), Ok(nanoseconds)) = (seconds.try_into(), nanoseconds.try_into()) else {
         return true;
     };
     let written = SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds));
     let age = written.and_then(|written| now.duration_since(written).ok());
-    age.is_none_or(|age| age >= limits::RELOAD_SETTLED)
+    age.is_none_or(|age| age >= least)
 }
 
 /// How often a value was reloaded.
@@ -475,7 +482,7 @@ mod tests {
         let watched = number(&path).unwrap();
         let inode = fs::metadata(&path).unwrap().ino();
         // Two changes within one tick of the clock have the same time.
-        thread::sleep(limits::RELOAD_SETTLED);
+        thread::sleep(limits::STAMP_SETTLED);
         write(&path, "2", 1);
         assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
         assert!(watched.look(false, &SystemTime::now));
@@ -503,7 +510,7 @@ mod tests {
         mode(0o664);
         assert!(!watched.look(false, &SystemTime::now));
         assert_eq!(watched.count().refused, 1);
-        thread::sleep(limits::RELOAD_SETTLED);
+        thread::sleep(limits::STAMP_SETTLED);
         mode(0o600);
         assert!(watched.look(false, &SystemTime::now));
         assert_eq!(*watched.current(), "2");
@@ -545,18 +552,23 @@ mod tests {
         };
         write(&path, "2", 10);
         assert_eq!(look(false, 10_010), (false, 1));
-        assert_eq!(look(false, 10_100), (true, 2));
-        assert_eq!(look(false, 10_100), (false, 2));
-        // A forced reload reads the file at once, and the next poll reads it again.
+        // A program that writes the file line by line may pause.
+        assert_eq!(look(false, 10_900), (false, 1));
+        assert_eq!(look(false, 11_000), (true, 2));
+        assert_eq!(look(false, 11_000), (false, 2));
+        // A forced reload reads the file at once. If it was just written, a poll reads it again.
         write(&path, "3", 20);
         assert_eq!(look(true, 20_010), (true, 3));
-        assert_eq!(look(false, 20_100), (true, 3));
-        assert_eq!(look(false, 20_100), (false, 3));
+        assert_eq!(look(false, 21_000), (true, 3));
+        assert_eq!(look(false, 21_000), (false, 3));
+        write(&path, "4", 25);
+        assert_eq!(look(true, 25_100), (true, 4));
+        assert_eq!(look(false, 26_000), (false, 4));
         // A file that is written continually is read after some polls.
         let mut waits = 0;
         while !look(false, 30_000 + waits * 1_000).0 {
             waits += 1;
-            write(&path, "4", 30 + waits);
+            write(&path, "5", 30 + waits);
         }
         assert_eq!(waits, limits::RELOAD_PUT_OFF_MAX + 1);
     }

@@ -311,7 +311,12 @@ fn describe_tls(error: &rustls::Error) -> String {
         Error::AlertReceived(Alert::UnknownCA) => {
             "it does not trust the authority that issued the client's certificate"
         }
-        Error::AlertReceived(Alert::CertificateExpired) => "the client's certificate has expired",
+        Error::AlertReceived(Alert::CertificateExpired) => {
+            "the client's certificate has expired or is not valid yet"
+        }
+        Error::AlertReceived(Alert::UnsupportedCertificate) => {
+            "the client's certificate is not one for clients: issue it with `extendedKeyUsage=clientAuth`"
+        }
         Error::AlertReceived(Alert::CertificateRevoked) => "the client's certificate is revoked",
         Error::AlertReceived(Alert::BadCertificate | Alert::CertificateUnknown) => {
             "it does not accept the client's certificate"
@@ -334,8 +339,25 @@ fn describe_tls(error: &rustls::Error) -> String {
 /// for all other errors.
 #[must_use]
 pub fn describe_certificate(error: &rustls::Error) -> Option<&'static str> {
-    let rustls::Error::InvalidCertificate(rustls::CertificateError::Other(error)) = error else {
+    use rustls::CertificateError as Bad;
+    let rustls::Error::InvalidCertificate(error) = error else {
         return None;
+    };
+    let error = match error {
+        // The texts of rustls for these list the numbers of algorithms.
+        Bad::UnsupportedSignatureAlgorithmContext { .. }
+        | Bad::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+            return Some(
+                "has a signature by an algorithm that is not supported, such as SHA-1: issue it with SHA-256",
+            );
+        }
+        Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => {
+            return Some(
+                "is for another purpose: issue it with `extendedKeyUsage=serverAuth` for a server, and `clientAuth` for a client",
+            );
+        }
+        Bad::Other(error) => error,
+        _ => return None,
     };
     // The verifier has a type of its own for these errors, of a crate that is no dependency.
     let name = format!("{error:?}");
@@ -424,6 +446,37 @@ mod tests {
         ] {
             let text = of_verifier(name);
             assert!(text.starts_with(says), "{text}");
+        }
+    }
+
+    #[test]
+    fn unsupported_signatures_and_purposes_are_described() {
+        use rustls::{AlertDescription, CertificateError, Error, ExtendedKeyPurpose};
+        let sha1 = CertificateError::UnsupportedSignatureAlgorithmContext {
+            signature_algorithm_id: vec![42; 9],
+            supported_algorithms: Vec::new(),
+        };
+        let purpose = CertificateError::InvalidPurposeContext {
+            required: ExtendedKeyPurpose::ServerAuth,
+            presented: vec![ExtendedKeyPurpose::ClientAuth],
+        };
+        for (error, says) in [
+            (
+                sha1.into(),
+                "its certificate has a signature by an algorithm",
+            ),
+            (purpose.into(), "its certificate is for another purpose"),
+            (
+                Error::AlertReceived(AlertDescription::UnsupportedCertificate),
+                "the client's certificate is not one for clients",
+            ),
+            (
+                Error::AlertReceived(AlertDescription::CertificateExpired),
+                "the client's certificate has expired or is not valid yet",
+            ),
+        ] {
+            let text = describe_tls(&error);
+            assert!(text.starts_with(says) && !text.contains("42"), "{text}");
         }
     }
 

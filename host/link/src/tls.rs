@@ -1,7 +1,8 @@
 //! TLS connections with rustls and ring: reads certificate files and returns a configuration, or an
 //! error that names the file.
 
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ const MARK: &[u8] = "\u{feff}".as_bytes();
 pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
-    Read(PathBuf, std::io::Error),
+    Read(PathBuf, io::Error),
     /// A file is too large.
     #[error("{0} is larger than {max} bytes, so it is not a file of certificates", max = limits::PEM_FILE_BYTES_MAX)]
     Size(PathBuf),
@@ -108,7 +109,7 @@ fn roots(ca: Option<&Path>) -> Result<RootCertStore, TlsError> {
 /// # Errors
 /// If the file cannot be read or holds none.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let text = read(path)?;
+    let text = pem_file(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
@@ -140,7 +141,7 @@ pub fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 /// # Errors
 /// If the file cannot be read or holds no unencrypted key.
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| TlsError::NoKey(path.to_owned()))
+    PrivateKeyDer::from_pem_slice(&pem_file(path)?).map_err(|_| TlsError::NoKey(path.to_owned()))
 }
 
 /// The text of a PEM file without the byte order marks (U+FEFF in UTF-8) with which some editors
@@ -156,8 +157,18 @@ pub fn without_marks(text: &[u8]) -> Vec<u8> {
     rest
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+/// Reads a PEM file, without its [marks](without_marks).
+///
+/// # Errors
+/// If it cannot be read, is too large, or is a named pipe.
+pub fn pem_file(path: &Path) -> Result<Vec<u8>, TlsError> {
     let failed = |error| TlsError::Read(path.to_owned(), error);
+    // Opening a named pipe waits for a writer, which would stop all reloads of a store. The pipes
+    // below /dev are those of a shell, as in `--ca <(command)`, and have one.
+    let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+    if kind.is_fifo() && !path.starts_with("/dev") {
+        return Err(failed(io::Error::other("it is a named pipe")));
+    }
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(failed)?;
     file.take(limits::PEM_FILE_BYTES_MAX + 1)
@@ -263,6 +274,18 @@ HB/uiKppHQ==
     fn a_file_that_is_not_there_is_named() {
         let error = config(Some(Path::new("/none/such.pem")), None).unwrap_err();
         assert!(error.to_string().starts_with("cannot read /none/such.pem:"));
+    }
+
+    /// A shell passes the output of a command so: `--ca <(command)`.
+    #[test]
+    fn pipe_of_a_shell_is_read() {
+        use std::io::Write;
+        use std::os::fd::AsRawFd;
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(GOOD.as_bytes()).unwrap();
+        drop(writer);
+        let path = format!("/dev/fd/{}", reader.as_raw_fd());
+        assert_eq!(certificates(Path::new(&path)).unwrap().len(), 1);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Warns of certificates that the other side of a connection will refuse: expired ones, ones that
-//! are not valid yet, those of authorities, and chains in the wrong order.
+//! are not valid yet, those of authorities, chains in the wrong order, and those of servers without
+//! a name or for another purpose. Warns also of files that other accounts can change or must not
+//! read.
 //!
 //! They never fail a start, since clients without TLS could still be served, and an expired
 //! certificate may be replaced while the store runs.
@@ -11,11 +13,13 @@ use rustls::pki_types::CertificateDer;
 use statehouse_link::tls;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
-use x509_cert::ext::pkix::BasicConstraints;
+use x509_cert::der::oid::db::rfc5280::ID_KP_SERVER_AUTH;
+use x509_cert::ext::pkix::{BasicConstraints, ExtendedKeyUsage, SubjectAltName};
 
 use super::tls::is_issued_by;
 use jiff::Timestamp;
 use statehouse_config::TlsFiles;
+use statehouse_files::modes;
 
 /// From which time before its end on a certificate is reported.
 const EXPIRES_SOON: Duration = Duration::from_secs(7 * 86_400);
@@ -34,20 +38,38 @@ pub struct CertificateFiles {
     pub chains: Vec<PathBuf>,
     /// Each holds certificates of authorities.
     pub authorities: Vec<PathBuf>,
+    /// Those of the chains that begin with the certificate of a server.
+    servers: Vec<PathBuf>,
+    /// Each holds a private key.
+    keys: Vec<PathBuf>,
 }
 
 impl CertificateFiles {
     /// Adds the files of listeners.
     pub fn add(&mut self, files: &TlsFiles) {
         self.chains.push(files.certificate.clone());
+        self.servers.push(files.certificate.clone());
+        self.keys.push(files.key.clone());
         self.authorities.extend(files.client_ca.clone());
     }
 
-    /// Logs a warning for each problem at present.
+    /// Logs a warning for each problem at present, and for each file with a wrong mode.
     pub fn warn(&self) {
         for problem in self.problems(SystemTime::now()) {
             tracing::warn!("{problem}");
         }
+        for problem in self.exposed() {
+            tracing::warn!("{problem}");
+        }
+    }
+
+    /// A warning for each file that other accounts can change or must not read.
+    fn exposed(&self) -> impl Iterator<Item = String> {
+        let authorities = self.authorities.iter();
+        let writable = authorities.filter_map(|it| modes::writable(it, "add an authority"));
+        let keys = self.keys.iter();
+        let readable = keys.filter_map(|it| modes::readable(it, "pretend to be this server"));
+        writable.chain(readable)
     }
 
     /// Reads the files, and returns each problem at the time `now`, with the name of its file. A
@@ -55,15 +77,26 @@ impl CertificateFiles {
     #[must_use]
     pub fn problems(&self, now: SystemTime) -> Vec<String> {
         let chains = self.chains.iter().flat_map(|it| of_chain_in(it, now));
+        let servers = self.servers.iter().flat_map(|it| of_server_in(it));
         let authorities = self.authorities.iter();
         let authorities = authorities.filter_map(|it| of_authorities_in(it, now));
-        chains.chain(authorities).collect()
+        chains.chain(servers).chain(authorities).collect()
     }
 }
 
 fn of_chain_in(path: &Path, now: SystemTime) -> Vec<String> {
     let chain = tls::certificates(path).unwrap_or_default();
-    let problems = of_chain(&chain, now).into_iter();
+    in_file(path, of_chain(&chain, now))
+}
+
+fn of_server_in(path: &Path) -> Vec<String> {
+    let chain = tls::certificates(path).unwrap_or_default();
+    in_file(path, chain.first().map(of_server).unwrap_or_default())
+}
+
+/// Adds the name of the file to each problem.
+fn in_file(path: &Path, problems: Vec<String>) -> Vec<String> {
+    let problems = problems.into_iter();
     problems
         .map(|it| format!("{}: {it}", path.display()))
         .collect()
@@ -144,6 +177,30 @@ fn of_authority(der: &CertificateDer<'_>) -> Option<String> {
     })
 }
 
+/// Why programs that verify the name of a server, such as `statehouse`, refuse this certificate. An
+/// extension that cannot be decoded is not judged.
+fn of_server(der: &CertificateDer<'_>) -> Vec<String> {
+    let Ok(certificate) = Certificate::from_der(der) else {
+        return Vec::new();
+    };
+    let certificate = &certificate.tbs_certificate;
+    let name = &certificate.subject;
+    let mut problems = Vec::new();
+    if let Ok(None) = certificate.get::<SubjectAltName>() {
+        problems.push(format!(
+            "the certificate of {name} has no subject alternative name, and most programs refuse it for a server: issue it with `subjectAltName=DNS:NAME`, or `IP:ADDRESS`"
+        ));
+    }
+    if let Ok(Some((_, ExtendedKeyUsage(uses)))) = certificate.get()
+        && !uses.contains(&ID_KP_SERVER_AUTH)
+    {
+        problems.push(format!(
+            "the certificate of {name} is not for a server, so programs that verify it refuse the connection: issue it with `extendedKeyUsage=serverAuth`"
+        ));
+    }
+    problems
+}
+
 fn validity(certificate: &Certificate) -> (SystemTime, SystemTime) {
     let validity = &certificate.tbs_certificate.validity;
     (
@@ -196,7 +253,7 @@ mod tests {
         let (_, to) = validity(&Certificate::from_der(&chain(&["sensor"])[0]).unwrap());
         let files = CertificateFiles {
             chains: vec![fixture("sensor")],
-            authorities: Vec::new(),
+            ..CertificateFiles::default()
         };
         let mut reloads = Reloads::default();
         reloads.warn_daily(move |now| files.problems(now));
@@ -222,8 +279,8 @@ mod tests {
     fn authorities_are_reported_if_none_of_them_is_valid() {
         let (_, to) = validity(&Certificate::from_der(&chain(&["root"])[0]).unwrap());
         let files = CertificateFiles {
-            chains: Vec::new(),
             authorities: vec![fixture("root")],
+            ..CertificateFiles::default()
         };
         let day = Duration::from_secs(86_400);
         assert_eq!(files.problems(to - day), [""; 0]);
@@ -232,6 +289,38 @@ mod tests {
             problems.contains("no certificate in it is valid"),
             "{problems}"
         );
+    }
+
+    /// Regression: a check accepted certificates that each client with rustls refuses.
+    #[test]
+    fn server_certificates_without_name_or_purpose_are_reported() {
+        use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+        let issue = |names: &[String], uses: &[rcgen::ExtendedKeyUsagePurpose]| {
+            let mut params = rcgen::CertificateParams::new(names).unwrap();
+            params.extended_key_usages = uses.to_vec();
+            let key = rcgen::KeyPair::generate().unwrap();
+            params.self_signed(&key).unwrap().der().clone()
+        };
+        let names = ["gateway".to_owned()];
+        let cases: [(CertificateDer<'_>, &[&str]); 5] = [
+            (issue(&names, &[]), &[]),
+            (issue(&names, &[ClientAuth, ServerAuth]), &[]),
+            (issue(&names, &[ClientAuth]), &["is not for a server"]),
+            (issue(&[], &[]), &["has no subject alternative name"]),
+            (
+                issue(&[], &[ClientAuth]),
+                &["has no subject alternative name", "is not for a server"],
+            ),
+        ];
+        for (der, expected) in cases {
+            let problems = of_server(&der);
+            assert_eq!(problems.len(), expected.len(), "{problems:?}");
+            let mut both = problems.iter().zip(expected);
+            assert!(
+                both.all(|(found, says)| found.contains(says)),
+                "{problems:?}"
+            );
+        }
     }
 
     #[test]

@@ -49,9 +49,9 @@ impl Principals {
         self.clients.iter().map(|it| &**it)
     }
 
-    /// Names that contain a `*`, which is compared like any other character.
-    pub(crate) fn with_wildcards(&self) -> impl Iterator<Item = &str> {
+    /// The single client ids and user names. A `*` in one is compared like any other character.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let names = self.clients.iter().chain(&self.users);
-        names.map(|it| &**it).filter(|it| it.contains('*'))
+        names.map(|it| &**it)
     }
 }

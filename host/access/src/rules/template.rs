@@ -172,6 +172,44 @@ impl Template {
         })
     }
 
+    /// A text in braces that is probably meant as a placeholder, but is literal: `{username}`,
+    /// `{Principal.clientId}` or `${principal.username}`, whose `$` is literal.
+    pub(crate) fn misspelt_placeholder(&self) -> Option<&str> {
+        let mut from = 0;
+        while let Some(open) = self.text[from..].find('{').map(|at| from + at) {
+            let close = open + self.text[open..].find('}')?;
+            let (inside, is_dollar) = (&self.text[open..=close], self.text[..open].ends_with('$'));
+            if inside.starts_with(PREFIX) {
+                if is_dollar {
+                    return Some(&self.text[open - 1..=close]);
+                }
+            } else {
+                let inside = inside.to_ascii_lowercase();
+                let names = ["principal", "username", "clientid"];
+                if names.iter().any(|it| inside.contains(it)) {
+                    return Some(&self.text[open..=close]);
+                }
+            }
+            from = close + 1;
+        }
+        None
+    }
+
+    /// Whether the pattern has brackets with no byte in them, `[]`, which match nothing.
+    pub(crate) fn has_empty_brackets(&self) -> bool {
+        let (mut bytes, mut is_inside) = (self.text.bytes().peekable(), false);
+        while let Some(byte) = bytes.next() {
+            match byte {
+                b'\\' => _ = bytes.next(),
+                b'[' if !is_inside && bytes.peek() == Some(&b']') => return true,
+                b'[' => is_inside = true,
+                b']' => is_inside = false,
+                _ => {}
+            }
+        }
+        false
+    }
+
     /// The key or the pattern with the values of a client.
     pub(crate) fn bytes(
         &self,

@@ -354,16 +354,18 @@ fn deciding_rule_is_named_with_its_line() {
 fn rules_that_can_never_match_cause_warnings() {
     let text = r#"
         [[rules]]
-        principals.clientIds = ["press-*", "b"]
+        principals.clientIds = ["press-*", "b", ""]
         brokerResources = [
           { method = "Subscribe", topics = ["$share/g/a"], clientIds = ["c*"] },
           { method = "Publish", topics = ["clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/x"] },
+          { method = "Publish", topics = ["statehouse/v1/admin/#"] },
+          { method = "Subscribe", topics = ["statehouse/v1/admin/policy/status"] },
         ]
     "#;
     let parsed = Rules::parse(text).unwrap();
     let warnings = explain::warnings(&parsed);
     let lines: Vec<usize> = warnings.iter().map(|(line, _)| *line).collect();
-    assert_eq!(lines, [2, 2, 5, 6], "{warnings:?}");
+    assert_eq!(lines, [2, 2, 2, 5, 6, 7], "{warnings:?}");
     assert!(explain::connect_warning(&parsed).is_some());
     assert_eq!(explain::warnings(&rules()), []);
     assert_eq!(explain::connect_warning(&rules()), None);
@@ -424,6 +426,30 @@ fn touching_placeholders_of_a_string_cause_a_warning() {
         "{principal.username}*",
     ] {
         assert_eq!(warning_lines(closed), [0; 0], "{closed}");
+    }
+}
+
+/// Regression: the check of a file counted these as valid rules and said nothing.
+#[test]
+fn misspelt_placeholder_and_empty_brackets_cause_a_warning() {
+    for text in [
+        "{Principal.username}:x",
+        "{username}:x",
+        "${principal.username}:x",
+        "a/{ principal.clientId }",
+        "{{principal.username}}",
+        "{principal.clientId}:{clientID}",
+    ] {
+        assert_eq!(warning_lines(text, "Pattern", text), [1, 5], "{text}");
+        assert_eq!(warning_lines("any", "String", text), [5], "{text}");
+    }
+    for text in ["[]x", "a*[]", "{principal.clientId}:[]", "[a]]*\\\\[]"] {
+        assert_eq!(warning_lines(text, "Pattern", text), [1, 5], "{text}");
+        // In a string brackets are literal.
+        assert_eq!(warning_lines("any", "String", text), [0; 0], "{text}");
+    }
+    for text in ["{principal.username}:{x}", "\\[]", "[!]", "[\\]]", "{"] {
+        assert_eq!(warning_lines(text, "Pattern", text), [0; 0], "{text}");
     }
 }
 
