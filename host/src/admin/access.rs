@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -439,18 +439,25 @@ async fn login(users: &AccessControl, shown: &[u8], peer: SocketAddr) -> Result<
     })
 }
 
-/// Whether a Host header names this machine.
+/// Whether a Host header names this machine. Anything that is not in the form of a host with an
+/// optional port (RFC 3986 section 3.2) does not.
 fn is_loopback(host: &str) -> bool {
-    if let Ok(address) = host.parse::<SocketAddr>() {
-        return address.ip().is_loopback();
-    }
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.ends_with(']') => (name, port),
+        _ => (host, ""),
     };
-    let name = name.trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost")
-        || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    let has_digits = port.bytes().all(|byte| byte.is_ascii_digit());
+    if !has_digits || !(port.is_empty() || port.parse::<u16>().is_ok()) {
+        return false;
+    }
+    let bracketed = name.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    match bracketed {
+        Some(address) => (address.parse::<Ipv6Addr>()).is_ok_and(|ip| ip.is_loopback()),
+        None => {
+            name.eq_ignore_ascii_case("localhost")
+                || (name.parse::<Ipv4Addr>()).is_ok_and(|ip| ip.is_loopback())
+        }
+    }
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@
 //! GET    /v1/key?key=KEY             the value of a key, and what the store knows about it
 //! PUT    /v1/key?key=KEY&if_version=VERSION&px=MS&fence=TOKEN  set a key to the body; the version
 //!                                    `none` stands for a key that does not exist
-//! DELETE /v1/key?key=KEY&fence=TOKEN  remove a key
+//! DELETE /v1/key?key=KEY&if_version=VERSION&fence=TOKEN  remove a key
 //! GET    /v1/changes?prefix=PREFIX   a stream of the changes of these keys, as they happen
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
@@ -59,6 +59,7 @@
 //! {"error": "..."}.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -88,7 +89,8 @@ pub struct Api {
     gate: Arc<Gate>,
     sources: Sources,
     /// Room for the files of policies that are being read, loaded or replayed, in KiB: one of the
-    /// largest size, or many smaller ones, so that a slow client keeps out none but large ones.
+    /// largest size, or many smaller ones, so that a slow client keeps out none but large ones. An
+    /// upload takes the length that it announces, and gives it back if it stalls.
     uploads: Semaphore,
     /// The largest upload, which is also the room for all.
     upload_bytes_max: u64,
@@ -541,14 +543,27 @@ pub(super) async fn body(
         return Err(too_large(bytes_max));
     }
     let limit = usize::try_from(bytes_max).unwrap_or(usize::MAX);
-    let reading = Limited::new(request.body_mut(), limit).collect();
-    match tokio::time::timeout(limits::ADMIN_BODY_TIMEOUT, reading).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),
-        Ok(Err(error)) => Err(bad(format!("the body could not be read: {error}"))),
-        Err(_) => Err(Refusal::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "the body did not arrive in time",
-        )),
-    }
+    let mut arriving = Limited::new(request.body_mut(), limit);
+    let reading = async {
+        let mut whole = Vec::new();
+        while let Some(frame) = within(limits::ADMIN_BODY_STALL, arriving.frame()).await? {
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => too_large(bytes_max),
+                false => bad(format!("the body could not be read: {error}")),
+            })?;
+            // Trailers are ignored.
+            whole.extend_from_slice(&frame.into_data().unwrap_or_default());
+        }
+        Ok::<_, Refusal>(Bytes::from(whole))
+    };
+    within(limits::ADMIN_BODY_TIMEOUT, reading).await?
+}
+
+/// Waits for a body, or for more of it, within a limit.
+async fn within<T>(limit: Duration, arriving: impl Future<Output = T>) -> Result<T, Refusal> {
+    let arrived = tokio::time::timeout(limit, arriving).await;
+    arrived.map_err(|_| {
+        let error = "the body did not arrive in time";
+        Refusal::new(StatusCode::REQUEST_TIMEOUT, error)
+    })
 }

@@ -95,11 +95,15 @@ pub(crate) fn reserved(client: &str, question: Question<'_>) -> Option<String> {
     reservation(client, question).map(str::to_owned)
 }
 
+/// Why there is no decision about the empty client id, unless a foreign broker has the clients.
+pub(crate) const ASSIGNED_ID: &str = "a client that connects without a client id gets one from the broker: name that one, such as auto-0123456789abcdef";
+
 /// Evaluates the question. `on` is the decoded key, topic or filter. Fails if a foreign broker
-/// decides it.
+/// decides it, and if the store's own broker has no client with such an id.
 pub(super) fn explain(sources: &Sources, ask: Ask, on: &[u8]) -> Result<Decision, Refusal> {
     match sources.server.link() {
         Some(_) => explain_behind_broker(sources, ask, on),
+        None if ask.client.is_empty() => Err(bad(ASSIGNED_ID)),
         None => Ok(explain_here(sources, ask, on)),
     }
 }
@@ -162,7 +166,7 @@ fn explain_here(sources: &Sources, ask: Ask, on: &[u8]) -> Decision {
     };
     let limit = quota(sources, ask.command, &peer, on).or_else(|| {
         let broker = sources.broker.as_ref()?;
-        at_the_broker(broker, &ask.client, standing.as_ref(), ask.command, on)
+        at_the_broker(broker, &principal, standing.as_ref(), ask.command, on)
     });
     let note = (sources.broker.as_ref())
         .filter(|_| limit.is_none() && standing.is_none() && ask.command == Wanted::Connect)
@@ -194,12 +198,12 @@ fn share(broker: &Broker) -> Option<String> {
 /// The limit of the broker that would refuse the action.
 fn at_the_broker(
     broker: &Broker,
-    client: &str,
+    principal: &Principal<'_>,
     standing: Option<&ClientStatus>,
     command: Wanted,
     on: &[u8],
 ) -> Option<String> {
-    let limits: Arc<_> = broker.limits();
+    let (client, limits): (_, Arc<_>) = (principal.client, broker.limits());
     let levels = Question::of(command, on)
         .on
         .split(|byte| *byte == b'/')
@@ -221,13 +225,13 @@ fn at_the_broker(
                     limits.connections_max
                 ));
             }
-            (standing.is_none() && stats.sessions >= limits.sessions_max).then(|| {
-                format!(
-                    "there are max_sessions, which is {}: a new one must replace an empty session without a connection, and it is refused unless {OWNER} has no more than {} with it",
-                    limits.sessions_max,
-                    broker.session_quota()
-                )
-            })
+            let refusal = broker.session_limit(client, principal.user)?;
+            Some(format!(
+                "{refusal}: max_sessions is {}, {} are taken, and {OWNER} may have {}",
+                limits.sessions_max,
+                stats.sessions,
+                broker.session_quota()
+            ))
         }
         (Wanted::Subscribe, Some(standing)) => {
             let max = limits.subscriptions_per_session_max;

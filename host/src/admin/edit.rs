@@ -14,17 +14,19 @@ use super::Sources;
 use super::access::{Operator, new_token};
 use super::answer::{Answer, Refusal, json};
 use super::api::body;
+use super::keys::{absent, durable};
 use super::query::{bad, key, text};
 use crate::past::json_bytes;
 use statehouse_config::limits;
+use statehouse_core::clock::Stamp;
 use statehouse_core::policy::on_one_line;
 use statehouse_core::store::Mode;
-use statehouse_server::{OwnError, OwnRequest, OwnResponse};
+use statehouse_server::{OwnError, OwnRequest, OwnResponse, Read};
 
-/// The response to a SET whose condition did not hold, in each dialect.
-const NOT_SET: [&[u8]; 2] = [b":-1\r\n", b"-1\r\n"];
+/// The response to a SET or VDEL whose condition did not hold, in each dialect.
+const NOT_CHANGED: [&[u8]; 2] = [b":-1\r\n", b"-1\r\n"];
 
-/// The response to a DEL of a key that does not exist.
+/// The response to a DEL or VDEL of a key that does not exist.
 const NONE_REMOVED: &[u8] = b":0\r\n";
 
 /// Sets or removes a key.
@@ -40,13 +42,17 @@ pub(super) async fn change(
             "`fence` must be the version of a lock, such as 001696374425000:00001:StateStore",
         ));
     }
-    let sets = request.method() == Method::PUT;
-    let payload = match sets {
-        true => set(&uri, &key, request).await?,
-        false => command(&[b"DEL", &key]),
+    let version = version(&uri)?;
+    let set = match request.method() == Method::PUT {
+        true => Some(set(&uri, &key, version.as_deref(), request).await?),
+        false => None,
     };
     let server = &sources.server;
     let turn = server.own_turn().await?;
+    let payload = match set {
+        Some(payload) => payload,
+        None => remove(sources, &key, version.as_deref()).await?,
+    };
     let (session, connection) = own_session(sources, operator.user()).await?;
     let correlation = unique()?;
     let own = OwnRequest {
@@ -61,26 +67,36 @@ pub(super) async fn change(
     Ok(json(StatusCode::OK, &changed(&key, &response)?))
 }
 
-/// The command that sets a key to the body of a request.
-async fn set(uri: &Uri, key: &[u8], request: &mut Request<Incoming>) -> Result<Bytes, Refusal> {
+/// The version that the key must have, or `none` for a key that must not exist.
+fn version(uri: &Uri) -> Result<Option<String>, Refusal> {
     let version = text(uri, "if_version")?;
+    match version
+        .as_deref()
+        .is_none_or(|it| it == "none" || is_version(it))
+    {
+        true => Ok(version),
+        false => Err(bad(
+            "`if_version` must be a version such as 001696374425000:00001:StateStore, or `none` for a key that does not exist",
+        )),
+    }
+}
+
+/// The command that sets a key to the body of a request.
+async fn set(
+    uri: &Uri,
+    key: &[u8],
+    version: Option<&str>,
+    request: &mut Request<Incoming>,
+) -> Result<Bytes, Refusal> {
     let px = text(uri, "px")?;
     if px.as_deref().is_some_and(|px| !is_expiry(px)) {
         return Err(bad(
             "`px` must be the milliseconds until the key expires, at least 1",
         ));
     }
-    if !version
-        .as_deref()
-        .is_none_or(|it| it == "none" || is_version(it))
-    {
-        return Err(bad(
-            "`if_version` must be a version such as 001696374425000:00001:StateStore, or `none` for a key that does not exist",
-        ));
-    }
     let value = body(request, limits::ADMIN_VALUE_BYTES_MAX as u64).await?;
     let mut words: Vec<&[u8]> = vec![b"SET", key, &value];
-    match version.as_deref() {
+    match version {
         Some("none") => words.push(b"NX"),
         Some(version) => words.extend([&b"IFVERSION"[..], version.as_bytes()]),
         None => {}
@@ -89,6 +105,32 @@ async fn set(uri: &Uri, key: &[u8], request: &mut Request<Incoming>) -> Result<B
         words.extend([&b"PX"[..], px.as_bytes()]);
     }
     Ok(command(&words))
+}
+
+/// The command that removes a key, if it has this version. The protocol has a removal by value and
+/// none by version. If a client sets the same value between this read and the command, the key is
+/// removed nevertheless.
+async fn remove(sources: &Sources, key: &[u8], version: Option<&str>) -> Result<Bytes, Refusal> {
+    let Some(version) = version else {
+        return Ok(command(&[b"DEL", key]));
+    };
+    let expected: Version = (version.parse())
+        .map_err(|_| bad("`if_version` must be the version of the key to remove"))?;
+    sources.check_lease().await?;
+    let Read { found, position } = sources.server.key(key);
+    let entry = found.map(|it| it.entry);
+    // All versions are of this store, so the node is not compared, as in IFVERSION.
+    let has_version = |it: Stamp| (it.wall, it.counter) == (expected.wall_ms(), expected.counter());
+    match entry {
+        Some(entry) if has_version(entry.version()) => Ok(command(&[b"VDEL", key, entry.value()])),
+        entry => {
+            durable(&sources.server, position).await?;
+            let node = sources.server.node();
+            let entry = entry.ok_or_else(absent)?;
+            let version = entry.version().display(&node).to_string();
+            Err(not_changed(Some(&version)))
+        }
+    }
 }
 
 fn is_version(text: &str) -> bool {
@@ -144,17 +186,8 @@ fn changed(key: &[u8], response: &OwnResponse) -> Result<Json, Refusal> {
     let OwnResponse { payload, version } = response;
     let refused = |status, error: String| Err(Refusal::new(status, error));
     match &payload[..] {
-        it if NOT_SET.contains(&it) => refused(
-            StatusCode::CONFLICT,
-            match version {
-                Some(version) => format!("the key was not set: its version is {version}"),
-                None => "the key was not set: it does not exist, so it has no version".to_owned(),
-            },
-        ),
-        NONE_REMOVED => refused(
-            StatusCode::NOT_FOUND,
-            "there is no such key, or it has expired".to_owned(),
-        ),
+        it if NOT_CHANGED.contains(&it) => Err(not_changed(version.as_deref())),
+        NONE_REMOVED => Err(absent()),
         [b'-', error @ ..] => {
             let error = String::from_utf8_lossy(error);
             let error = error.strip_prefix("ERR ").unwrap_or(&error).trim_end();
@@ -169,10 +202,20 @@ fn changed(key: &[u8], response: &OwnResponse) -> Result<Json, Refusal> {
             let shown = shown.on_one_line();
             refused(
                 StatusCode::UNPROCESSABLE_ENTITY,
-                format!("the policy gave another response than to SET and DEL: {shown}"),
+                format!("the policy gave another response than to SET, DEL and VDEL: {shown}"),
             )
         }
     }
+}
+
+/// The refusal of a change whose condition does not hold. `version` is that of the key, if it
+/// exists.
+fn not_changed(version: Option<&str>) -> Refusal {
+    let error = match version {
+        Some(version) => format!("the key was not changed: its version is {version}"),
+        None => "the key was not changed: it does not exist, so it has no version".to_owned(),
+    };
+    Refusal::new(StatusCode::CONFLICT, error)
 }
 
 impl From<OwnError> for Refusal {
@@ -209,8 +252,8 @@ mod tests {
         );
         assert_eq!(status(b":1\r\n", None).0, 200);
         assert_eq!(status(b":0\r\n", None).0, 404);
-        for not_set in NOT_SET {
-            let (code, why) = status(not_set, Some("1:2:n"));
+        for not_changed in NOT_CHANGED {
+            let (code, why) = status(not_changed, Some("1:2:n"));
             assert!(code == 409 && why.contains("1:2:n"), "{why}");
         }
         let (code, why) = status(b"-ERR no\x1b[2J\r\n", None);

@@ -109,11 +109,14 @@ pub(super) async fn one(sources: &Sources, uri: &Uri) -> Result<Answer, Refusal>
     let server = &sources.server;
     let Read { found, position } = server.key(&key);
     durable(server, position).await?;
-    let found = found.ok_or_else(|| {
-        let error = "there is no such key, or it has expired";
-        Refusal::new(StatusCode::NOT_FOUND, error)
-    })?;
+    let found = found.ok_or_else(absent)?;
     Ok(json(StatusCode::OK, &key_json(&found, &server.node())))
+}
+
+/// The refusal of a request for a key that does not exist.
+pub(super) fn absent() -> Refusal {
+    let error = "there is no such key, or it has expired";
+    Refusal::new(StatusCode::NOT_FOUND, error)
 }
 
 fn key_json(key: &KeyView, node: &str) -> Json {
@@ -142,7 +145,7 @@ fn start_of(value: &[u8]) -> &[u8] {
 }
 
 /// Waits until what was read is durable, so that a crash cannot revoke it.
-async fn durable(server: &Server, position: LogPosition) -> Result<(), Refusal> {
+pub(super) async fn durable(server: &Server, position: LogPosition) -> Result<(), Refusal> {
     match server.reach(position).await {
         true => Ok(()),
         false => Err(Refusal::new(

@@ -45,7 +45,7 @@ use tokio::sync::watch;
 pub(crate) use access::is_bearer_token;
 pub use access::{Endpoint, new_token};
 pub use api::Api;
-pub(crate) use authz::{Ask, Decision, Who, reserved};
+pub(crate) use authz::{ASSIGNED_ID, Ask, Decision, Who, reserved};
 pub(crate) use client::{Connection, NoAnswer, Question, ask, is_plain_url, is_tls_url};
 pub(crate) use clients::{Client, Clients};
 pub(crate) use cluster::NO_LEADER;

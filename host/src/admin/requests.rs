@@ -11,7 +11,8 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::{
-    CACHE_CONTROL, CONNECTION, HeaderValue, TRANSFER_ENCODING, WWW_AUTHENTICATE,
+    CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_RANGE, HOST, HeaderValue, IF_MATCH,
+    IF_NONE_MATCH, IF_UNMODIFIED_SINCE, TRANSFER_ENCODING, WWW_AUTHENTICATE,
     X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Method, Request, StatusCode, Uri};
@@ -30,7 +31,7 @@ use super::stream::OpenStream;
 use super::{Scope, metrics, page, roles};
 use statehouse_access::audit::{self, Audit, Refused};
 use statehouse_access::roles::Role;
-use statehouse_config::{limits, percent};
+use statehouse_config::limits;
 use statehouse_files::watch::Reloads;
 use statehouse_listener::headers::has_host;
 use statehouse_mqtt::network;
@@ -115,9 +116,10 @@ impl Requests {
         if request.method() == Method::HEAD {
             *request.method_mut() = Method::GET;
         }
-        if let Err(refusal) = check_form(&request) {
+        if let Err(refusal) = check_form(&request).and_then(|()| check_act(&request)) {
             return end(request, seat, refusal.answer());
         }
+        name_host(&mut request);
         let subject = self.subject.borrow().clone();
         if let Some(answer) = probe(&subject, &request) {
             return end(request, seat, answer);
@@ -267,8 +269,8 @@ impl Requests {
         request: &Request<Incoming>,
         peer: SocketAddr,
     ) -> Result<&'static Endpoint, Refusal> {
-        let path = segments(request.uri())?;
-        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        segments(request.uri())?;
+        let path: Vec<&str> = request.uri().path().split('/').skip(1).collect();
         let endpoint = roles::find(request.method(), &path)?;
         let needed = endpoint.role;
         if operator.role.is_some_and(|role| role >= needed) {
@@ -406,6 +408,42 @@ fn check_form(request: &Request<Incoming>) -> Result<(), Refusal> {
     }
 }
 
+/// Refuses an act with headers that would change its meaning, since none of them is evaluated: it
+/// would take effect without its condition, or store a body that is not the value.
+fn check_act(request: &Request<Incoming>) -> Result<(), Refusal> {
+    if request.method() == Method::GET {
+        return Ok(());
+    }
+    let headers = request.headers();
+    let conditions = [IF_MATCH, IF_NONE_MATCH, IF_UNMODIFIED_SINCE];
+    if let Some(name) = conditions.iter().find(|it| headers.contains_key(*it)) {
+        let error = format!("`{name}` is not supported: /v1/key has the parameter `if_version`");
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, error));
+    }
+    if headers.contains_key(CONTENT_RANGE) {
+        let error = "`content-range` is not supported: send the whole body without it";
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, error));
+    }
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
+    match encodings.all(|it| it.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        true => Ok(()),
+        false => {
+            let error = "a body with a `content-encoding` is not decoded: send it without one";
+            Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error))
+        }
+    }
+}
+
+/// Takes the host of a request for a whole URL from this URL: the Host header does not count then
+/// (RFC 9112 section 3.2.2).
+fn name_host(request: &mut Request<Incoming>) {
+    let authority = request.uri().authority();
+    let host = authority.and_then(|it| HeaderValue::from_str(it.as_str()).ok());
+    if let Some(host) = host {
+        request.headers_mut().insert(HOST, host);
+    }
+}
+
 /// Health probes, which need no token because they reveal no stored data.
 fn probe(subject: &Subject, request: &Request<Incoming>) -> Option<Answer> {
     let (method, path) = (request.method(), request.uri().path());
@@ -428,13 +466,14 @@ fn probe(subject: &Subject, request: &Request<Incoming>) -> Option<Answer> {
     }
 }
 
-/// The path of a request in the audit log, with the query if that names the client. Empty
-/// parameters, which are ignored, are left out: they would displace the client.
+/// The path of a request in the audit log, with the query if that names a client or a host. Other
+/// queries contain keys. Empty parameters, which are ignored, are left out: they would displace the
+/// name.
 fn logged_path(uri: &Uri) -> String {
     let path = uri.path();
-    let names_client = percent::decode(path).is_some_and(|path| path == b"/v1/clients");
+    let has_name = ["/v1/clients", "/v1/cluster/handover"].contains(&path);
     match uri.query() {
-        Some(query) if names_client => {
+        Some(query) if has_name => {
             let named: Vec<&str> = query.split('&').filter(|it| !it.is_empty()).collect();
             format!("{path}?{}", named.join("&"))
         }

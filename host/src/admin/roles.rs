@@ -84,7 +84,12 @@ const ENDPOINTS: &[Endpoint] = &[
         Operate,
         &["key", "if_version", "px", "fence"],
     ),
-    endpoint(Method::DELETE, "/v1/key", Operate, &["key", "fence"]),
+    endpoint(
+        Method::DELETE,
+        "/v1/key",
+        Operate,
+        &["key", "if_version", "fence"],
+    ),
     endpoint(Method::GET, "/v1/changes", Read, &["prefix"]),
     endpoint(Method::GET, "/v1/history", Read, &["key", "limit"]),
     endpoint(Method::GET, "/v1/value", Read, &["key", "as_of"]),
@@ -101,7 +106,8 @@ const ENDPOINTS: &[Endpoint] = &[
     },
 ];
 
-/// The endpoint of a request, by its decoded path.
+/// The endpoint of a request, by the segments of its path as they were sent. A percent-encoded name
+/// in it must not match, because other parts compare whole paths without decoding them.
 pub(super) fn find(method: &Method, path: &[&str]) -> Result<&'static Endpoint, Refusal> {
     let of_path = ENDPOINTS.iter().filter(|it| matches(it.path, path));
     if of_path.clone().next().is_none() {
@@ -207,7 +213,7 @@ mod tests {
                 "{error}"
             );
         }
-        assert!(check(Method::DELETE, "/v1/key", "key=k&if_version=none").is_err());
+        assert!(check(Method::DELETE, "/v1/key", "key=k&px=1").is_err());
         assert!(check(Method::POST, "/v1/rollback", "to=x").is_err());
         assert_eq!(check(Method::GET, "/metrics", "module=a&x"), Ok(()));
     }
@@ -220,6 +226,7 @@ mod tests {
         };
         assert_eq!(status(Method::GET, &["v1", "nothing"]), 404);
         assert_eq!(status(Method::GET, &["v1"]), 404);
+        assert_eq!(status(Method::GET, &["v1", "%6Beys"]), 404);
         assert_eq!(status(Method::GET, &["v1", "policies", "a", "b"]), 404);
         assert_eq!(
             status(Method::GET, &["v1", "policies", "a", "promote", ""]),
@@ -227,7 +234,7 @@ mod tests {
         );
         assert_eq!(status(Method::PATCH, &["v1", "policies"]), 405);
         assert_eq!(status(Method::POST, &["metrics"]), 405);
-        let promote = ["v1", "policies", "a/b", "promote"];
+        let promote = ["v1", "policies", "a%2Fb", "promote"];
         let found = find(&Method::POST, &promote).map(|it| it.role);
         assert_eq!(found.ok(), Some(Operate));
     }

@@ -218,13 +218,53 @@ fn explain_names_the_limit_that_refuses_a_client() {
 
     let sessions = limit(&["press-5", "CONNECT"]).unwrap();
     assert!(
-        sessions.starts_with("there are max_sessions, which is 1: ")
-            && sessions.contains("has no more than 16 with it"),
+        sessions.contains("max_sessions is 1, 1 are taken, and its owner")
+            && sessions.ends_with(" may have 16"),
         "{sessions}"
     );
     let (_, ack) = Client::try_connect(server.address(), &Connect::new("press-5"));
     assert_eq!(ack.reason, QUOTA_EXCEEDED);
     assert_eq!(limit(&["press-4", "CONNECT"]), None);
+}
+
+/// Regression: absent sessions that the broker evicts for a new one were a reason to deny it.
+#[test]
+fn explain_allows_a_session_in_place_of_an_absent_one() {
+    let server = Server::with_config("max_sessions = 2\n");
+    for client in ["press-4", "press-5"] {
+        Client::connect(server.address(), &Connect::resume(client, 600)).disconnect();
+    }
+    let question = ["press-6", "CONNECT"];
+    until("the broker has noticed that one is absent", || {
+        limit(&server, &question).is_none()
+    });
+    // Asking has evicted neither of them.
+    for client in ["press-4", "press-5"] {
+        let again = Client::connect(server.address(), &Connect::resume(client, 600));
+        assert!(again.session_present(), "{client}");
+        again.disconnect();
+    }
+    until("one is absent again", || {
+        limit(&server, &question).is_none()
+    });
+    let _connected = server.connect("press-6");
+}
+
+/// Regression: this was denied, although the broker assigns an id to such a client.
+#[test]
+fn explain_refuses_the_empty_client_id() {
+    let server = Server::start();
+    fs::write(server.directory().join("rules.toml"), RULES).unwrap();
+    for question in [
+        &["CONNECT"][..],
+        &["SET", "k"],
+        &["CONNECT", "--rules", "rules.toml"],
+    ] {
+        let question = [&[""], question].concat();
+        explain(&server, &question)
+            .code(2)
+            .says("gets one from the broker");
+    }
 }
 
 /// Regression: a shared subscription beyond the limit was allowed.
@@ -327,12 +367,16 @@ fn explain_knows_topics_of_the_store() {
     fs::write(&rules, format!("{RULES}\n[[rules]]\nprincipals.clientIds = [\"*\"]\nbrokerResources = [{{ method = \"Publish\", topics = [\"#\"] }}]\n")).unwrap();
     let mut client = server.connect("press-4");
     let notifications = format!("{NOTIFICATION_PREFIX}/00/command/notify/00");
-    for topic in [&notifications, "statehouse/v1/admin/policy/status"] {
+    let only_store = "only the state store publishes there\n";
+    for (topic, reason) in [
+        (&notifications[..], only_store),
+        ("statehouse/v1/admin/policy/status", only_store),
+        ("$SYS/broker/uptime", "reserved for the broker\n"),
+    ] {
         assert_eq!(client.publish(Publish::new(topic, "x").qos(1)).reason, 0x87);
         for more in [&[][..], &["--rules", "rules.toml"]] {
             let question = [&["press-4", "PUBLISH", topic], more].concat();
             let output = explain(&server, &question).code(1).text();
-            let reason = "only the state store publishes there\n";
             assert!(
                 output.starts_with("denied: ") && output.ends_with(reason),
                 "{output}"

@@ -99,7 +99,8 @@ fn page_shows_what_it_knows_and_no_more() {
     screen.names_that_look_alike();
     screen.hot_keys_with_one_beginning();
     screen.foreign_broker();
-    screen.check(&["404"]);
+    screen.held_connections();
+    screen.check(&["404", "409"]);
     screen.resumed_session();
     screen.check(&[]);
 }

@@ -162,6 +162,9 @@ fn shadow_is_compared_and_never_answers_clients() {
     policy(&server, &["shadow", OURS]).code(0);
     let diff = |json: bool| policy(&server, if json { &["diff", "--json"] } else { &["diff"] });
     let compared = || diff(true).object();
+    for json in [false, true] {
+        diff(json).code(1).says("nothing was compared yet");
+    }
     server.store("client").set("key", "value");
     let report = eventually("one request is compared", || {
         let report = compared();
@@ -205,7 +208,8 @@ fn difference_is_shown_with_bytes_and_versions() {
     let version = store.set("once/\t", "b\\");
     let text = eventually("the difference is seen", || {
         let ran = policy(&server, &["diff"]);
-        (ran.code == Some(1)).then(|| ran.text())
+        let text = ran.text();
+        text.contains("    request   ").then(|| ran.code(1).text())
     });
     for line in [
         "    request   SET once/\\t b\\\\\n".to_owned(),
@@ -214,6 +218,22 @@ fn difference_is_shown_with_bytes_and_versions() {
     ] {
         assert!(text.contains(&line), "{line}\n---\n{text}");
     }
+}
+
+/// Regression: such a pattern was accepted and matched only a literal bracket.
+#[test]
+fn canary_pattern_with_an_unclosed_bracket_is_refused() {
+    let server = Server::start();
+    policy(&server, &["load", &ours()]).code(0);
+    let body = format!(r#"{{"policy":"{OURS}","rule":{{"keys":"["}}}}"#);
+    let (status, answer) = Admin::of(&server).ask("PUT", "/v1/canary", body.as_bytes());
+    assert!(
+        status == 422 && answer.contains("a `]` for each `[`"),
+        "{status} {answer}"
+    );
+    policy(&server, &["canary", OURS, "--clients", "press-[0-9"])
+        .code(4)
+        .says("a `]` for each `[`");
 }
 
 #[test]

@@ -285,7 +285,7 @@ fn slow_upload_of_a_policy_delays_no_other() {
     let server = Server::start();
     let (api, admin) = (api(&server), Admin::of(&server));
     let mut slow = Vec::new();
-    // The last one waits for room until it is refused.
+    // The last one waits for room.
     for length in [
         "Content-Length: 100000",
         "Transfer-Encoding: chunked",
@@ -299,8 +299,25 @@ fn slow_upload_of_a_policy_delays_no_other() {
     }
     let began = Instant::now();
     assert_eq!(admin.ask("POST", "/v1/policies", b"no policy").0, 422);
-    // The waiting upload is refused after 20 s, and the others end after a minute.
+    // The others end after 10 s without a byte, and then the waiting one.
     assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+/// Regression: it kept its room for a minute, and all others were refused meanwhile.
+#[test]
+fn stalled_upload_of_the_largest_size_ends_and_gives_back_its_room() {
+    let server = Server::start();
+    let (api, admin) = (api(&server), Admin::of(&server));
+    let head = api.head(
+        "POST /v1/policies",
+        &[&api.bearer(), "Content-Length: 67108864"],
+    );
+    let mut stalled = api.open();
+    stalled.write_all((head + "8 bytes.").as_bytes()).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    // Waits for the room of the stalled one.
+    assert_eq!(admin.ask("POST", "/v1/policies", b"no policy").0, 422);
+    assert_eq!(read(stalled).0, 408);
 }
 
 #[test]
@@ -494,6 +511,7 @@ fn audit_log_names_operator_actions_and_refused_requests() {
     let admin = Admin::of(&server);
     let promoted = admin.ask("POST", "/v1/policies/standard/promote", b"");
     admin.ask("DELETE", "/v1/policies/missing", b"");
+    admin.ask("POST", "/v1/cluster/handover?to=gw-2", b"");
     let api = api(&server);
     let stranger = ["Authorization: Bearer guess"];
     assert_eq!(api.ask("POST /v1/policies", &stranger).0, 401);
@@ -514,6 +532,7 @@ fn audit_log_names_operator_actions_and_refused_requests() {
         &promoted.0.to_string(),
     ]);
     logged(&["DELETE", "/v1/policies/missing", "404"]);
+    logged(&["POST", "/v1/cluster/handover?to=gw-2"]);
     logged(&["refused", "administer", "token"]);
     assert_eq!(server.refused("administer"), 1);
 }

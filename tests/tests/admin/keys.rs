@@ -243,6 +243,45 @@ fn a_change_by_an_operator_has_conditions_and_fences() {
 }
 
 #[test]
+fn a_removal_with_a_version_removes_no_other_one() {
+    let server = Server::start();
+    let admin = Admin::of(&server);
+    let mut store = server.store("press-4");
+    let old = store.set("k", "same").to_string();
+    let now = store.set("k", "same").to_string();
+    let remove = |version: &str| {
+        let path = format!("/v1/key?key=k&if_version={version}");
+        admin.ask("DELETE", &path, b"")
+    };
+    let (status, error) = remove(&old);
+    assert!(status == 409 && error.contains(&now), "{status} {error}");
+    for version in ["none", "soon", ""] {
+        let (status, error) = remove(version);
+        let is_refused = status == 400 && error.contains("`if_version`");
+        assert!(is_refused, "{version}: {status} {error}");
+    }
+    assert_eq!(store.get("k"), Some(b"same".to_vec()));
+    assert_eq!((remove(&now).0, remove(&now).0), (200, 404));
+    assert_eq!(store.get("k"), None);
+    // Any bytes, and none.
+    for value in [&b"\r\n$1\r\n\xff\0"[..], b""] {
+        let version = store.set("k", value).to_string();
+        assert_eq!(remove(&version).0, 200);
+    }
+    // The fence of the key counts.
+    let fence = store.set("other", "v").to_string();
+    let request = store.command(&["SET", "k", "v"]).with("__ft", &fence);
+    let version = store.call(&request).version().unwrap().to_string();
+    let (status, error) = remove(&version);
+    assert!(
+        status == 422 && error.contains("a fencing token is required"),
+        "{status} {error}"
+    );
+    assert_eq!(remove(&format!("{version}&fence={fence}")).0, 200);
+    assert_replays_alike(&admin, 4);
+}
+
+#[test]
 fn a_change_beyond_a_limit_or_against_a_policy_changes_nothing() {
     let server = Server::with_config("max_keys = 2\nmax_client_keys = 2\nmax_value_bytes = 1000\n");
     let admin = Admin::of(&server);

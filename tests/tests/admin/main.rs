@@ -9,6 +9,7 @@ mod clients;
 mod commands;
 mod dev;
 mod drop;
+mod headers;
 mod hostile;
 mod http;
 mod keys;

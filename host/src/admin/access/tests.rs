@@ -10,7 +10,7 @@ fn headers(all: &[(hyper::header::HeaderName, &str)]) -> HeaderMap {
         .collect()
 }
 
-const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7);
+const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7);
 
 async fn status(access: &Arc<Access>, all: &[(hyper::header::HeaderName, &str)]) -> u16 {
     let checked = access.check(&headers(all), PEER).await;
@@ -157,10 +157,27 @@ fn all_names_of_loopback_are_accepted() {
         "127.1.2.3:80",
         "[::1]:80",
         "[::1]",
+        "localhost:",
     ] {
         assert!(is_loopback(host), "{host}");
     }
-    for host in ["[::2]:80", "10.0.0.1", "localhost.", "a:b"] {
+    for host in [
+        "",
+        ":80",
+        "[::2]:80",
+        "10.0.0.1",
+        "localhost.",
+        "a:b",
+        "[localhost]",
+        "[127.0.0.1]",
+        "[[127.0.0.1",
+        "[::1",
+        "::1",
+        "127.0.0.1:99999",
+        "127.0.0.1:+80",
+        "localhost:80:80",
+        "anna@localhost",
+    ] {
         assert!(!is_loopback(host), "{host}");
     }
 }

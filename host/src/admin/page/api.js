@@ -19,6 +19,13 @@ export class Refused extends Error {
 /** The store cannot be reached, or does not answer. */
 export class Lost extends Error {}
 
+const UNREACHABLE = "The store does not answer. It may be stopped, or this machine has no connection to it.";
+
+/** A browser has few connections to a host, and keeps requests back while streams hold all. */
+const LATE = "The store does not answer. It may be stopped, or too many windows of this page are open.";
+
+const UNKNOWN = "It is not known whether this took effect: look at the present state before you try again.";
+
 let ended = () => {};
 
 /** Calls `handler(why)` when the session has ended. */
@@ -30,7 +37,7 @@ const forget = () => sessionStorage.removeItem(SECRET);
 
 /** Logs in with `Bearer TOKEN` or `Basic ...`. */
 export async function logIn(authorization) {
-  const answer = await send("POST", "/v1/session", { authorization });
+  const answer = await send("POST", "/v1/session", { authorization, signal: AbortSignal.timeout(ANSWER_MS) });
   const session = await answer.json();
   sessionStorage.setItem(SECRET, session.session);
   return session;
@@ -38,7 +45,7 @@ export async function logIn(authorization) {
 
 export async function logOut() {
   try {
-    await ask("DELETE", "/v1/session");
+    await ask("DELETE", "/v1/session", { within: BEGIN_MS });
   } finally {
     forget();
   }
@@ -47,12 +54,19 @@ export async function logOut() {
 /** The store answers a GET within 20 s, so a longer wait means that the connection is dead. */
 const ANSWER_MS = 40000;
 
-/** The same for the past of a key: reading many gigabytes takes minutes. */
-const PAST_MS = 300000;
+/** The same for an act: a change waits 20 s for the one before, and then 20 s for the disk. */
+const ACT_MS = 45000;
+
+/** The same for the past of a key, and for a policy: reading or compiling much takes minutes. */
+export const LONG_MS = 300000;
+
+/** The same for the beginning of a stream, the overview and a log out: the store needs no time. */
+export const BEGIN_MS = 10000;
 
 /** Sends a request. Answers with its JSON, or text; throws Refused or Lost. */
-export async function ask(method, path, { body, signal } = {}) {
-  const answer = await authorized(method, path, { body, signal });
+async function exchange(method, path, { body, signal, within }) {
+  const limit = AbortSignal.timeout(within);
+  const answer = await authorized(method, path, { body, signal: signal ? AbortSignal.any([signal, limit]) : limit });
   const text = await read(answer.text());
   try {
     return text === "" ? null : JSON.parse(text);
@@ -61,10 +75,21 @@ export async function ask(method, path, { body, signal } = {}) {
   }
 }
 
-export const get = (path, signal, within = ANSWER_MS) =>
-  ask("GET", path, { signal: AbortSignal.any([signal, AbortSignal.timeout(within)].filter(Boolean)) });
+/**
+ * Sends an act. It must not wait in the browser for long: the state that it was meant for changes
+ * meanwhile, and the operator believes that it has failed.
+ */
+export async function ask(method, path, { body, within = ACT_MS } = {}) {
+  try {
+    return await exchange(method, path, { body, within });
+  } catch (error) {
+    throw error instanceof Refused ? error : new Lost(`${error.message} ${UNKNOWN}`);
+  }
+}
 
-export const past = (path) => get(path, null, PAST_MS);
+export const get = (path, signal, within = ANSWER_MS) => exchange("GET", path, { signal, within });
+
+export const past = (path) => get(path, null, LONG_MS);
 
 export const json = (method, path, document) => ask(method, path, { body: JSON.stringify(document) });
 
@@ -106,7 +131,7 @@ async function read(promise) {
     return await promise;
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Lost("The store does not answer. It may be stopped, or this machine has no connection to it.");
+    throw new Lost(error.name === "TimeoutError" ? LATE : UNREACHABLE);
   }
 }
 
@@ -174,7 +199,7 @@ const EVENT_MAX = 16 << 20;
  */
 export async function follow(path, signal, onevent) {
   const silence = new AbortController();
-  let timer = setTimeout(() => silence.abort(), SILENCE_MS);
+  let timer = setTimeout(() => silence.abort(), BEGIN_MS);
   let reader = null, rest = "";
   try {
     const answer = await authorized("GET", path, {
@@ -184,17 +209,17 @@ export async function follow(path, signal, onevent) {
     reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     onevent("open", null);
     for (;;) {
-      const { value, done } = await read(reader.read());
-      if (done) return;
       clearTimeout(timer);
       timer = setTimeout(() => silence.abort(), SILENCE_MS);
+      const { value, done } = await read(reader.read());
+      if (done) return;
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();
       if (rest.length > EVENT_MAX) throw new Lost("An event of the store is too long.");
       for (const block of blocks) deliver(block, onevent);
     }
   } catch (error) {
-    if (silence.signal.aborted && !signal.aborted) throw new Lost("The store has been silent for too long.");
+    if (silence.signal.aborted && !signal.aborted) throw new Lost(reader ? "The store has been silent for too long." : LATE);
     throw error;
   } finally {
     clearTimeout(timer);

@@ -34,6 +34,11 @@ export function text(node, value) {
 
 /** Characters that change how others are shown, or that are not shown. */
 const UNSEEN = /[\p{Cc}\p{Default_Ignorable_Code_Point}\u2028\u2029\u2800\ufff9-\ufffb]/gu;
+/**
+ * The same in names, and the spaces that HTML leaves out or that look like a plain one. A single
+ * plain space between other characters stays.
+ */
+const UNSEEN_IN_NAMES = new RegExp(`${UNSEEN.source}|(?! )\\p{Zs}|^ | $|(?<= ) | (?= )`, "gu");
 const UNSEEN_BUT_LINES = new RegExp(`(?![\\t\\n])${UNSEEN.source}`, "gu");
 
 const escaped = (it) => "\\u{" + it.codePointAt(0).toString(16) + "}";
@@ -47,7 +52,7 @@ function cut(value, max, isCut) {
  * A name as one visible line, at most `max` characters. `isCut` says that it is only the beginning.
  * Backslashes are escaped too, so that no name looks like the escapes of another one.
  */
-export const plain = (value, max = 200, isCut = false) => cut(value, max, isCut).replaceAll("\\", "\\\\").replace(UNSEEN, escaped);
+export const plain = (value, max = 200, isCut = false) => cut(value, max, isCut).replaceAll("\\", "\\\\").replace(UNSEEN_IN_NAMES, escaped);
 
 export const nameOf = (policy) => `${plain(policy.name, 60)}@${plain(policy.version, 30)}`;
 

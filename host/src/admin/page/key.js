@@ -16,7 +16,7 @@ const RETRY_MS = 3000;
 
 export function keyView(page) {
   const element = el("div.one");
-  let key = null, found = null, form = null, isEditing = false, turn = 0, looks = 0, pending = null, expiry = null, drawn = null;
+  let key = null, found = null, form = null, isEditing = false, turn = 0, looks = 0, reads = 0, pending = null, expiry = null, drawn = null;
 
   /** Reads the key, and shows it. */
   async function show(next) {
@@ -36,11 +36,14 @@ export function keyView(page) {
 
   /** What the store knows of the key; null if there is no such key. */
   async function read() {
+    reads++;
     try {
       return await get(`/v1/key?key=${encoded(key)}`);
     } catch (error) {
       if (error instanceof Refused && error.status === 404) return null;
       throw error;
+    } finally {
+      reads--;
     }
   }
 
@@ -241,7 +244,7 @@ export function keyView(page) {
       title: "Delete this key?", yes: "Delete it", isDangerous: true,
       body: [el("p.key", {}, shown(target, 400)), `Clients that watch it are notified (${number(base.watches)} now). The history keeps its values.`, ...(base.fencing_token ? [field("Fencing token", fence)] : [])],
       act: async () => {
-        const query = [`key=${encoded(target)}`];
+        const query = [`key=${encoded(target)}`, `if_version=${encodeURIComponent(base.version)}`];
         if (base.fencing_token && fence.value) query.push(`fence=${encodeURIComponent(fence.value)}`);
         await ask("DELETE", `/v1/key?${query.join("&")}`);
         return `Deleted: ${shown(target, 60)}.`;
@@ -258,6 +261,8 @@ export function keyView(page) {
     changed: (change) => same(change.key, key) && soon(REFRESH_MS),
     /** Changes were missed. */
     stale: () => soon(REFRESH_MS),
+    /** Reads the key if no read is under way: reads of a store that is silent must not pile up. */
+    look: () => reads > 0 || soon(0),
     close() {
       clearTimeout(pending);
       turn++;

@@ -6,6 +6,8 @@ import { tree } from "./tree.js";
 import { keyView } from "./key.js";
 
 const CHANGES_MAX = 60;
+/** From one look at an open key that is not in the list of changes to the next. */
+const LOOK_MS = 2000;
 
 export function open(main, page, rest) {
   const names = tree((key) => (location.hash = `#/keys/${encoded(key)}`));
@@ -21,6 +23,8 @@ export function open(main, page, rest) {
     },
   });
   let prefix = "", key = null, timer = null;
+  // Another stream would hold another connection of the browser.
+  const looking = setInterval(() => key !== null && !isFollowed() && !document.hidden && one.look(), LOOK_MS);
 
   const input = el("input", { type: "search", placeholder: "prefix or key", spellcheck: "false", autocapitalize: "none", autocomplete: "off", maxlength: 4096, "aria-label": "Prefix of the keys that are shown, or a key to open" });
   const form = el("form.find", { role: "search" }, input, el("button", { type: "submit" }, "Open key"));
@@ -37,13 +41,12 @@ export function open(main, page, rest) {
     prefix = next;
     names.show(prefix);
     feed.follow(prefix);
-    followKey();
   }
 
-  /** The open key has a stream of its own if it does not begin with the prefix of the list. */
-  function followKey() {
-    const head = bytesOf(prefix), all = bytesOf(key);
-    feed.followKey(key === null || head.every((it, at) => it === all[at]) ? null : key, one);
+  /** Whether the stream of the list has the changes of the open key. */
+  function isFollowed() {
+    const all = bytesOf(key);
+    return bytesOf(prefix).every((it, at) => it === all[at]);
   }
 
   function go(hash) {
@@ -51,7 +54,6 @@ export function open(main, page, rest) {
     main.classList.toggle("has-key", key !== null);
     names.choose(key);
     one.show(key);
-    followKey();
   }
 
   main.append(el("h1.unseen", {}, "Keys"),
@@ -66,6 +68,7 @@ export function open(main, page, rest) {
     tick: one.tick,
     close() {
       clearTimeout(timer);
+      clearInterval(looking);
       feed.close();
       names.close();
       one.close();
@@ -90,8 +93,7 @@ function changes({ onchange, onmissed }) {
       { title: "Client", of: (it) => el("span.key", {}, plain(it.client ?? "–", 60)) },
     ],
   });
-  let stream = null, ofKey = null, kept = [], count = 0, isPaused = false, isCut = false, pending = null;
-  const errors = { list: null, key: null };
+  let stream = null, error = null, kept = [], count = 0, isPaused = false, isCut = false, pending = null;
   pause.addEventListener("click", () => {
     isPaused = !isPaused;
     pause.setAttribute("aria-pressed", String(isPaused));
@@ -100,8 +102,7 @@ function changes({ onchange, onmissed }) {
   });
 
   function say() {
-    const error = errors.list ?? errors.key;
-    text(state, error ? error.message : isCut ? "Some changes were too fast for this page and are left out." : "");
+    text(state, error ? `No live changes: ${error.message}` : isCut ? "Some changes were too fast for this page and are left out." : "");
   }
 
   function take(name, document) {
@@ -120,36 +121,24 @@ function changes({ onchange, onmissed }) {
     });
   }
 
-  const streamOf = (what, prefix, ontake) => repeat(async (signal, alive) => {
-    await follow(`/v1/changes?prefix=${encoded(prefix)}`, signal, (name, document) => {
-      alive();
-      ontake(name, document);
-    });
-    return 1000;
-  }, (error) => {
-    errors[what] = error;
-    say();
-  });
-
   return {
     element: panel("Live changes", el("span", {}, state, " ", pause), list.element),
     follow(prefix) {
       stream?.stop();
-      [kept, isCut, errors.list] = [[], false, null];
+      [kept, isCut, error] = [[], false, null];
       say();
       list.show(kept);
-      stream = streamOf("list", prefix, take);
+      stream = repeat(async (signal, alive) => {
+        await follow(`/v1/changes?prefix=${encoded(prefix)}`, signal, (name, document) => {
+          alive();
+          take(name, document);
+        });
+        return 1000;
+      }, (next) => {
+        error = next;
+        say();
+      });
     },
-    /** Follows one key for its view; none if `key` is null. */
-    followKey(key, view) {
-      ofKey?.stop();
-      errors.key = null;
-      say();
-      ofKey = key === null ? null : streamOf("key", key, (name, change) => (name === "change" ? view.changed(change) : view.stale()));
-    },
-    close() {
-      stream?.stop();
-      ofKey?.stop();
-    },
+    close: () => stream?.stop(),
   };
 }

@@ -1,6 +1,6 @@
 // Logs in, follows the overview of the store, and shows one view at a time.
 
-import { Lost, Refused, follow, get, hasSession, logIn, logOut, onEnd, repeat } from "./api.js";
+import { BEGIN_MS, Lost, Refused, follow, get, hasSession, logIn, logOut, onEnd, repeat } from "./api.js";
 import { el, plain, text } from "./dom.js";
 import * as overview from "./overview.js";
 import * as keys from "./keys.js";
@@ -10,6 +10,13 @@ import * as events from "./events.js";
 import * as cluster from "./cluster.js";
 
 const VIEWS = { overview, keys, policies, clients, events, cluster };
+
+/**
+ * Views that hold a connection, for a stream or a long wait. A browser has six for all windows of
+ * the page. While all are held, an act waits in the browser. So a window must not hold two.
+ */
+const HOLDERS = ["keys", "policies", "events"];
+
 const ROLES = ["read", "operate", "ship"];
 const SAMPLES_MAX = 360;
 
@@ -25,7 +32,7 @@ const page = {
   now: () => Date.now() + page.ahead,
   wall: () => Date.now() + page.wallAhead,
 };
-/** `live` is the stream of the overview, or what resumes the session before. */
+/** `live` follows the overview, or resumes the session before. */
 let view = null, live = null;
 
 // The session.
@@ -103,15 +110,21 @@ function start(session) {
   document.body.classList.remove("is-out");
   id("login").hidden = true;
   text(id("user"), `${session.user ? plain(session.user, 40) : "token"} · ${session.role}`);
-  connect();
   route();
+  connect();
 }
 
-// The stream of the overview.
+// The overview: a stream, or many requests while the view holds a connection.
+
+const isHolder = () => HOLDERS.includes(view?.name);
 
 function connect() {
   live?.stop();
   live = repeat(async (signal, alive) => {
+    if (isHolder()) {
+      take(await get("/v1/overview", signal, BEGIN_MS));
+      return 1000;
+    }
     await follow("/v1/live", signal, (name, doc) => {
       if (name !== "overview") return;
       alive();
@@ -168,11 +181,13 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   if (view?.name === next && view.go) return view.go(rest ?? "");
+  const was = view && isHolder();
   view?.close?.();
   const main = id("main");
   main.replaceChildren();
   main.className = `view-${next}`;
   view = { ...VIEWS[next].open(main, page, rest ?? ""), name: next };
+  if (was !== null && was !== isHolder()) live?.now();
   if (page.doc) view.update?.(page.doc);
   view.tick?.(Date.now());
 }

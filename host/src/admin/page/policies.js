@@ -1,6 +1,6 @@
 // Policies: which one answers what, the comparison with a candidate, canaries and routes.
 
-import { ask, get, json, repeat } from "./api.js";
+import { LONG_MS, ask, get, json, repeat } from "./api.js";
 import { button, confirm, field, problem } from "./act.js";
 import { bytes, el, encoded, moment, nameOf, number, oneLine, panel, plain, shown, span, table, text } from "./dom.js";
 import { comparison } from "./shadow.js";
@@ -71,7 +71,7 @@ export function open(main, page) {
     const share = canary?.rule.percent;
     const bar = share && el("div.split", { role: "img", "aria-label": `${share} % of the clients have the canary` }, el("i.good", {}, `${100 - share} %`), el("i.copper", {}, `${share} %`));
     if (bar) [...bar.children].forEach((it, at) => it.style.setProperty("flex-basis", `${at ? share : 100 - share}%`));
-    const warning = guard && el("p.why", {}, `The guard rolled back ${nameOfDigest(guard.policy)} at `, moment(guard.now_ms), `: ${oneLine(guard.why, 400)}`);
+    const warning = guard && el("p.why", {}, `The guard ${guard.canary ? "ended the canary of" : "rolled back"} ${nameOfDigest(guard.policy)} at `, moment(guard.now_ms), `: ${oneLine(guard.why, 400)}`);
     const last = swap && el("p.note.dim", {}, "Last change of the active policy: ", moment(swap.at_ms), swap.gap_us === null ? "." : `, with a gap of ${number(swap.gap_us)} µs between two requests.`);
     roles.replaceChildren(...[warning, bar, ...rows, last].filter(Boolean));
   }
@@ -210,7 +210,7 @@ export function open(main, page) {
     act({
       title: "Load this policy?", yes: "Load it",
       body: [`${plain(chosenFile.name, 100)}, ${bytes(chosenFile.size)}. The store checks and compiles it. It gets no role and answers nothing yet.`],
-      act: () => report(`${plain(chosenFile.name, 100)} is loaded.`)(ask("POST", "/v1/policies", { body: chosenFile })),
+      act: () => report(`${plain(chosenFile.name, 100)} is loaded.`)(ask("POST", "/v1/policies", { body: chosenFile, within: LONG_MS })),
     });
   }
 
