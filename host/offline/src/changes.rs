@@ -57,7 +57,8 @@ pub enum What {
         bytes: usize,
         /// The fencing token that protects the key.
         fence: Option<statehouse_core::clock::Fence>,
-        /// The time at which the key expires.
+        /// The time at which the key expires, in milliseconds of the store's time. Steps of the
+        /// clock have moved it.
         expires_ms: Option<u64>,
     },
     /// The key was deleted.
@@ -159,15 +160,11 @@ impl History {
             KeyEvent::RecordEnd { now_ms, .. } => {
                 history.since_ms = history.since_ms.map(|since_ms| since_ms.min(now_ms));
             }
-            // Older versions of the program recorded a new deadline as a write of no client. It is
-            // no change.
-            KeyEvent::Written(write, origin)
-                if origin.client.is_none() && write.entry().is_some() => {}
             KeyEvent::Written(write, origin) => {
                 first.get_or_insert(write.version());
                 history.add(write, origin, limit, bytes_max);
             }
-            KeyEvent::Deadline { .. } => {}
+            KeyEvent::Deadline { expires_ms, .. } => history.move_deadline(expires_ms),
             KeyEvent::Gap(damage) => history.damage = Some(damage.place()),
         };
         reading(&mut KeyReader::of(key, &mut visit))?;
@@ -175,6 +172,18 @@ impl History {
         let is_after = |first: Stamp| known_from.is_none_or(|known_from| first > known_from);
         history.absent_before = history.before.is_none() && first.is_none_or(is_after);
         Ok(history)
+    }
+
+    /// Moves the deadline of the last change, which is no change of its own.
+    fn move_deadline(&mut self, new_ms: u64) {
+        if let Some(change) = self.changes.back_mut()
+            && let What::Set {
+                expires_ms: Some(expires_ms),
+                ..
+            } = &mut change.what
+        {
+            *expires_ms = new_ms;
+        }
     }
 
     fn add(&mut self, write: &Write, origin: &Origin<'_>, limit: usize, bytes_max: usize) {
@@ -232,12 +241,17 @@ impl AsOf {
             KeyEvent::Written(write, origin) => {
                 if moment.includes(origin.now_ms, write.version()) {
                     search.found = Some(write.entry().cloned());
+                } else {
+                    search.is_over = true;
                 }
             }
             KeyEvent::Deadline { now_ms, expires_ms } => {
+                // The key existed until this record, also during the time that the clock skipped,
+                // unless it had expired before. Then the deadline before is the one that counts.
                 if let Some(Some(entry)) = &mut search.found
+                    && !search.is_over
                     && entry.expires_ms().is_some()
-                    && moment.includes(now_ms, entry.version())
+                    && expires_ms > now_ms
                 {
                     *entry = entry.with_deadline(expires_ms);
                 }
@@ -302,6 +316,8 @@ impl Moment {
 struct Search {
     /// The last known state until the moment: unknown, absent, or an entry.
     found: Option<Option<Entry>>,
+    /// Whether the key was written after the moment. New deadlines are of that write.
+    is_over: bool,
     /// The entry of the snapshot, if it may be later than the moment.
     later: Option<Entry>,
     /// The time and clock at the end of the snapshot.
@@ -489,7 +505,13 @@ fn visit_writes(
 ) {
     let of_key = |write: &&Write| !write.hidden && write.key() == key;
     for write in writes.iter().filter(of_key) {
-        visit(KeyEvent::Written(write, origin));
+        // Older versions of the program recorded a new deadline as a write of no client.
+        let of_no_client = write.entry().filter(|_| origin.client.is_none());
+        let now_ms = origin.now_ms;
+        visit(match of_no_client.and_then(Entry::expires_ms) {
+            Some(expires_ms) => KeyEvent::Deadline { now_ms, expires_ms },
+            None => KeyEvent::Written(write, origin),
+        });
     }
 }
 

@@ -15,7 +15,7 @@ use super::data::count;
 use super::output::{Exit, Failure, emit, emit_either, one_line, printable};
 use super::remote::Certificates;
 use super::store::{Named, unexpected};
-use crate::admin::{Ask, Decision, Who, reserved};
+use crate::admin::{ASSIGNED_ID, Ask, Decision, Who, reserved};
 use statehouse_access::explain::{self, Explanation, Place, Question, Wanted, Why};
 use statehouse_access::rules::{Action, Principal, Rules};
 use statehouse_config::percent;
@@ -70,8 +70,8 @@ struct ExplainArgs {
     #[arg(value_enum, ignore_case = true)]
     command: Wanted,
 
-    /// The key: any bytes. With PUBLISH the topic, with SUBSCRIBE the topic filter, with CONNECT
-    /// nothing
+    /// The key: any bytes but NUL. With PUBLISH the topic, with SUBSCRIBE the topic filter, with
+    /// CONNECT nothing
     key: Option<OsString>,
 
     /// The user name, from a login, a certificate or a token [default: that of the connected
@@ -186,6 +186,10 @@ fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Decision, Failu
         attributes: &args.attribute,
     };
     let question = Question::of(args.command, on);
+    // Behind a foreign broker, rules also decide about keys of requests that name no client.
+    if args.client.is_empty() && !matches!(question.action, Action::Read | Action::Write) {
+        return Err(Failure::usage(ASSIGNED_ID));
+    }
     Ok(Decision {
         rules: Some(file.to_owned()),
         connected: false,

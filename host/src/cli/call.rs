@@ -33,7 +33,7 @@ pub(super) struct Args {
     #[arg(add = ArgValueCompleter::new(completions::commands))]
     command: OsString,
 
-    /// Its arguments: any bytes
+    /// Its arguments: any bytes but NUL
     #[arg(value_name = "WORD", allow_negative_numbers = true)]
     words: Vec<OsString>,
 

@@ -18,7 +18,7 @@ use super::environment;
 use super::output::{Exit, Failure, emit, emit_json, notice};
 use super::table;
 use crate::admin::is_tls_url;
-use statehouse_config::BrokerUrl;
+use statehouse_config::{BrokerUrl, ConfigError};
 
 /// Longest name of a context: it fits a line of `context list`.
 const NAME_BYTES_MAX: usize = 64;
@@ -255,8 +255,10 @@ impl Contexts {
     fn read(path: &Path) -> Result<Self, Failure> {
         let shown = path.display();
         match fs::read_to_string(path) {
-            Ok(text) => toml::from_str(&text)
-                .map_err(|error| Failure::usage(format!("{shown} is not valid: {error}"))),
+            Ok(text) => toml::from_str(&text).map_err(|error| {
+                let why = ConfigError::place_and_reason(&error);
+                Failure::usage(format!("{shown} is not valid{why}"))
+            }),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(Failure::usage(format!("cannot read {shown}: {error}"))),
         }

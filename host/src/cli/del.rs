@@ -26,7 +26,7 @@ Examples:
   statehouse del --prefix room/
   statehouse del valve --fencing-token 001696374425000:00001:StateStore")]
 pub(super) struct Args {
-    /// The key: any bytes
+    /// The key: any bytes but NUL
     #[arg(required_unless_present = "prefix")]
     key: Option<OsString>,
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
@@ -13,8 +13,11 @@ use tokio::task::JoinHandle;
 use super::output::{Failure, printable};
 use super::time::utc;
 
-/// Requests in flight, which keeps a store busy over a slow link.
+/// Requests in flight, which keeps a store busy over a link with a long delay.
 pub(super) const IN_FLIGHT: usize = 64;
+
+/// The part of the timeout of a request that a batch of them may take. The next one may be slower.
+const BATCH_SHARE: u32 = 4;
 
 /// Attempts to read the value and the description of the same version of a key that changes.
 /// Value and description are asked for together, and mostly handled together.
@@ -43,25 +46,67 @@ pub(super) struct Unread {
     pub(super) is_of_key: bool,
 }
 
-/// The entries of these keys, in order, without those that do not exist any more. All keys are
-/// asked for at once, so there should be at most [`IN_FLIGHT`].
-pub(super) async fn read(
-    client: &Client,
-    keys: &[Bytes],
-    parts: Parts,
-) -> Result<Vec<Entry>, Failure> {
-    match read_front(client, keys, parts).await {
-        (entries, None) => Ok(entries),
-        (_, Some(unread)) => Err(unread.failure),
+/// Reads entries in batches. All requests of a batch are sent at once, and the responses share the
+/// link, so the batches must be small enough for its speed and for the size of the values.
+pub(super) struct Window<'a> {
+    client: &'a Client,
+    /// How many keys the next batch has.
+    keys: usize,
+}
+
+impl<'a> Window<'a> {
+    pub(super) fn new(client: &'a Client) -> Self {
+        Self { client, keys: 1 }
+    }
+
+    /// The entries of the first of these keys, in order, without those that do not exist any more.
+    /// Removes the keys that it has read from the list.
+    pub(super) async fn read(
+        &mut self,
+        keys: &mut &[Bytes],
+        parts: Parts,
+    ) -> Result<Vec<Entry>, Failure> {
+        match self.read_front(keys, parts).await {
+            (entries, None) => Ok(entries),
+            (_, Some(unread)) => Err(unread.failure),
+        }
+    }
+
+    /// Like [`read`](Self::read): the entries before the first key that cannot be read, and that
+    /// key.
+    pub(super) async fn read_front(
+        &mut self,
+        keys: &mut &[Bytes],
+        parts: Parts,
+    ) -> (Vec<Entry>, Option<Unread>) {
+        let (front, rest) = keys.split_at(self.keys.min(keys.len()));
+        *keys = rest;
+        let begun = Instant::now();
+        let read = read_front(self.client, front, parts).await;
+        let next = next_batch(front.len(), begun.elapsed(), self.client.timeout());
+        // A fast batch at the end of a page says nothing about a larger one.
+        if front.len() == self.keys || next <= front.len() {
+            self.keys = next;
+        }
+        read
     }
 }
 
-/// Like [`read`]: the entries before the first key that cannot be read, and that key.
-pub(super) async fn read_front(
-    client: &Client,
-    keys: &[Bytes],
-    parts: Parts,
-) -> (Vec<Entry>, Option<Unread>) {
+/// The number of requests of the next batch, after a batch of `count` took this time.
+fn next_batch(count: usize, took: Duration, timeout: Duration) -> usize {
+    let aim = timeout / BATCH_SHARE;
+    let next = if took > aim {
+        count / 2
+    } else if took <= aim / 2 {
+        count * 2
+    } else {
+        count
+    };
+    next.clamp(1, IN_FLIGHT)
+}
+
+/// The entries of these keys before the first key that cannot be read, and that key.
+async fn read_front(client: &Client, keys: &[Bytes], parts: Parts) -> (Vec<Entry>, Option<Unread>) {
     let mut entries = Vec::with_capacity(keys.len());
     let read = |key: &Bytes| {
         let (client, key) = (client.clone(), key.clone());
@@ -171,5 +216,34 @@ pub(super) fn duration(duration: Duration) -> String {
     match duration.as_millis() {
         ms @ ..10_000 => format!("{ms}ms"),
         ms => format!("{}s", ms / 1000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: 64 values of 1 MiB were requested at once, also over a link of 1 MB/s.
+    #[test]
+    fn batches_take_a_quarter_of_the_timeout() {
+        let timeout = Duration::from_secs(5);
+        let sizes = |per_request: Duration| {
+            let mut count = 1;
+            let mut sizes = vec![count];
+            for _ in 0..9 {
+                let took = per_request * u32::try_from(count).unwrap();
+                count = next_batch(count, took, timeout);
+                sizes.push(count);
+            }
+            sizes
+        };
+        let fast = sizes(Duration::from_millis(1));
+        assert_eq!(fast, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
+        assert_eq!(sizes(Duration::from_secs(1)), [1; 10]);
+        let middle = sizes(Duration::from_millis(100));
+        assert_eq!(middle, [1, 2, 4, 8, 8, 8, 8, 8, 8, 8]);
+        // Larger values follow smaller ones.
+        let next = next_batch(64, Duration::from_secs(4), timeout);
+        assert_eq!(next, 32);
     }
 }

@@ -4,22 +4,18 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
 use statehouse_client::{Client, Error};
 
 use super::data;
-use super::entries::{self, Entry, Parts, Unread};
+use super::entries::{Entry, Parts, Unread, Window};
 use super::output::{Exit, Failure, emit, is_shown, json_bytes, notice};
 use super::progress::Progress;
 use super::remote::Remote;
 
 /// What stores without META answer (the protocol, section 3).
 const WITHOUT_META: [&str; 2] = ["unknown command", "syntax error"];
-
-/// How long the broker keeps the session of an interrupted export.
-const INTERRUPTION: Duration = Duration::from_secs(60);
 
 /// Write keys and values as JSON, one object per line
 ///
@@ -30,7 +26,9 @@ const INTERRUPTION: Duration = Duration::from_secs(60);
 ///
 /// If the export fails, all keys before the failure are written, and the error names the --after
 /// with which the export continues. If the store refuses a key, or the response cannot be read, the
-/// error also names the key, and the --after that leaves out only this key.
+/// error also names the key, and the --after that leaves out only this key. If the output cannot be
+/// written, its last line may be incomplete: remove it before the export continues. Some keys may
+/// then be written twice, which does no harm.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -53,7 +51,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let export = async |client: &Client| export(client, &args).await;
-    let count = args.remote.ask_for(INTERRUPTION, export).await?;
+    let count = args.remote.read(export).await?;
     notice(&format!("{} written", data::count(count, "key")));
     Ok(Exit::Done)
 }
@@ -61,7 +59,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
 /// Writes all keys. Returns their number.
 async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
     let mut scan = client.scan(args.pattern.as_bytes());
-    let mut parts = None;
+    let (mut window, mut parts) = (Window::new(client), None);
     let mut last = args.after.as_ref().map(|key| key.as_bytes().to_vec());
     let mut count = 0;
     // Keys that are printed on the terminal show the progress themselves.
@@ -77,18 +75,13 @@ async fn export(client: &Client, args: &Args) -> Result<u64, Failure> {
             Some(parts) => parts,
             None => *parts.insert(known_parts(client, key).await),
         };
-        for keys in keys.chunks(entries::IN_FLIGHT) {
-            let (entries, unread) = entries::read_front(client, keys, parts).await;
-            let mut out = Vec::new();
-            for entry in entries {
-                out.extend(line(&entry).to_string().into_bytes());
-                out.push(b'\n');
+        let mut rest = &keys[..];
+        while !rest.is_empty() {
+            let (entries, unread) = window.read_front(&mut rest, parts).await;
+            write(&entries).map_err(|error| resumable(error, count, last.as_deref()))?;
+            count += entries.len() as u64;
+            if let Some(entry) = entries.last() {
                 last = Some(entry.key.to_vec());
-                count += 1;
-            }
-            if !emit(&out)? {
-                let why = "the reader of the output ended before all keys were written to it";
-                return Err(Failure::transport(why));
             }
             if let Some(mut unread) = unread {
                 unread.failure = resumable(unread.failure, count, last.as_deref());
@@ -114,6 +107,23 @@ async fn known_parts(client: &Client, key: &[u8]) -> Parts {
         }
         _ => Parts::Both,
     }
+}
+
+/// Writes a line for each of these entries.
+fn write(entries: &[Entry]) -> Result<(), Failure> {
+    let mut out = Vec::new();
+    for entry in entries {
+        out.extend(line(entry).to_string().into_bytes());
+        out.push(b'\n');
+    }
+    let failure = match emit(&out) {
+        Ok(true) => return Ok(()),
+        Ok(false) => {
+            Failure::transport("the reader of the output ended before all keys were written to it")
+        }
+        Err(failure) => failure,
+    };
+    Err(failure.with("The last line of the output may be incomplete: remove it first"))
 }
 
 fn resumable(error: Failure, count: u64, last: Option<&[u8]>) -> Failure {

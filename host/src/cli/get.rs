@@ -44,7 +44,7 @@ Examples:
   statehouse get room/temperature --as-of 10m
   statehouse get room/temperature --as-of 001696374425000:00001:StateStore")]
 pub(super) struct Args {
-    /// The key: any bytes
+    /// The key: any bytes but NUL
     key: OsString,
 
     /// Print the version on a line of its own, before the value
@@ -81,7 +81,7 @@ pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {
     let value = match args.as_of {
         Some(moment) => as_of(&args, key, moment).await?,
         None => {
-            let value = args.remote.ask(async |it| it.get(key).await).await?;
+            let value = args.remote.read(async |it| it.get(key).await).await?;
             value.map(|value| (value.bytes.to_vec(), value.version.to_string()))
         }
     };
@@ -117,7 +117,7 @@ pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {
 
 /// Prints what the store knows of the key apart from its value.
 async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
-    let meta = args.remote.ask(async |it| it.meta(key).await).await?;
+    let meta = args.remote.read(async |it| it.meta(key).await).await?;
     let Some(meta) = meta else {
         if args.remote.json {
             emit_json(&json!({ "key": json_bytes(key), "version": null }))?;

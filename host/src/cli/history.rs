@@ -28,7 +28,7 @@ Examples:
     --password-file anna.pw --ca plant7.crt
   statehouse history room/temperature --json | jq -r 'select(.event == \"set\") | .value'")]
 pub(super) struct Args {
-    /// The key: any bytes
+    /// The key: any bytes but NUL
     key: OsString,
 
     /// Print at most this many changes, the latest ones

@@ -5,7 +5,9 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::Value as Json;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value as Json};
 use statehouse_client::{Client, Condition, Error, PACKET_BYTES_MAX, SetOptions, Version};
 use statehouse_core::clock::wall_ms;
 use statehouse_protocol::WrittenBy;
@@ -22,6 +24,10 @@ const INTERRUPTION: Duration = Duration::from_secs(60);
 
 /// Longest line. Base 64 needs 4 characters for 3 bytes, and JSON up to 6 for a control character.
 const LINE_BYTES_MAX: u64 = 6 * PACKET_BYTES_MAX as u64;
+
+/// Lines are sent together up to these bytes, because all of them share the time for a response
+/// over a slow link.
+const BATCH_BYTES: usize = 256 << 10;
 
 /// Set the keys that `statehouse export` wrote
 ///
@@ -87,9 +93,9 @@ async fn import(
     let mut progress = Progress::new();
     let mut bytes_read = 0;
     loop {
-        let mut tasks = Vec::with_capacity(IN_FLIGHT);
+        let (mut tasks, mut batch_bytes) = (Vec::with_capacity(IN_FLIGHT), 0);
         let (mut is_end, mut failed) = (false, None);
-        while tasks.len() < IN_FLIGHT {
+        while tasks.len() < IN_FLIGHT && batch_bytes < BATCH_BYTES {
             let number = counts.lines + tasks.len() as u64 + 1;
             let text = match next_line(&mut input) {
                 Ok(Some(text)) => text,
@@ -109,6 +115,7 @@ async fn import(
             }
             match line_of(&text) {
                 Ok(line) => {
+                    batch_bytes += text.len();
                     let (client, nx) = (client.clone(), args.nx);
                     tasks.push(tokio::spawn(async move { set(&client, line, nx).await }));
                 }
@@ -262,9 +269,9 @@ fn line_of(text: &[u8]) -> Result<Option<Line>, Failure> {
     }
     let invalid = |why: String| Failure::usage(format!("the line is not one of an export: {why}"));
     // An error at its end must not have the position of the next line.
-    let object = serde_json::from_slice(text.trim_ascii_end());
-    let object: Json = object.map_err(|it| invalid(why_not_json(&it)))?;
-    parse(&object).map(Some).map_err(invalid)
+    let fields = serde_json::from_slice(text.trim_ascii_end());
+    let fields: Fields = fields.map_err(|it| invalid(why_not_json(&it)))?;
+    parse(&fields).map(Some).map_err(invalid)
 }
 
 /// The error with its column alone: the caller names the line.
@@ -277,39 +284,50 @@ fn why_not_json(error: &serde_json::Error) -> String {
     }
 }
 
-/// The fields of a line. A later version may export more, which must not be lost silently.
-const FIELDS: [&str; 5] = ["key", "value", "version", "expires_ms", "fence"];
+/// The fields of a line, each at most once.
+#[derive(Deserialize)]
+#[serde(expecting = "an object with `key` and `value`")]
+struct Fields {
+    key: Option<Json>,
+    value: Option<Json>,
+    #[serde(rename = "version")]
+    _version: Option<IgnoredAny>,
+    expires_ms: Option<Json>,
+    fence: Option<Json>,
+    /// A later version may export more, which must not be lost silently.
+    #[serde(flatten)]
+    unknown: Map<String, Json>,
+}
 
-fn parse(object: &Json) -> Result<Line, String> {
-    let mut fields = object.as_object().into_iter().flatten();
-    if let Some((name, _)) = fields.find(|it| !FIELDS.contains(&it.0.as_str())) {
+fn parse(fields: &Fields) -> Result<Line, String> {
+    if let Some(name) = fields.unknown.keys().next() {
         let advice = WrittenBy(None);
         return Err(format!(
             "its field `{name}` is unknown; {advice}, or remove the field"
         ));
     }
-    let expires_ms = match object.get("expires_ms") {
-        None | Some(Json::Null) => None,
-        Some(ms) => Some(ms.as_u64().ok_or("`expires_ms` is not a whole number")?),
-    };
-    let fence = match object.get("fence") {
-        None | Some(Json::Null) => None,
-        Some(text) => {
-            let text = text.as_str().unwrap_or_default();
-            Some(text.parse().map_err(|_| "`fence` is not a version")?)
-        }
-    };
+    let expires_ms = fields.expires_ms.as_ref().map(|ms| {
+        ms.as_u64()
+            .ok_or("`expires_ms` is not a whole number of milliseconds")
+    });
+    let fence = fields.fence.as_ref().map(|text| {
+        let text = text.as_str().unwrap_or_default();
+        text.parse::<Version>()
+            .map_err(|_| "`fence` is not a version")
+    });
     Ok(Line {
-        key: bytes_of(object, "key")?,
-        value: bytes_of(object, "value")?,
-        expires_ms,
-        fence,
+        key: bytes_of(fields.key.as_ref(), "key")?,
+        value: bytes_of(fields.value.as_ref(), "value")?,
+        expires_ms: expires_ms.transpose()?,
+        fence: fence.transpose()?,
     })
 }
 
-fn bytes_of(object: &Json, name: &str) -> Result<Vec<u8>, String> {
-    let field = object.get(name).ok_or(format!("it has no `{name}`"))?;
-    past::bytes_of(field).ok_or(format!(
+fn bytes_of(field: Option<&Json>, name: &str) -> Result<Vec<u8>, String> {
+    let field = field.ok_or(format!("it has no `{name}`"))?;
+    let is_alone = field.as_object().is_none_or(|it| it.len() == 1);
+    let bytes = past::bytes_of(field).filter(|_| is_alone);
+    bytes.ok_or(format!(
         "`{name}` is neither a string nor {{\"base64\": ...}}"
     ))
 }
@@ -319,7 +337,9 @@ mod tests {
     use super::*;
 
     fn line(text: &str) -> Result<Line, String> {
-        parse(&serde_json::from_str(text).unwrap())
+        let line = line_of(text.as_bytes());
+        line.map(Option::unwrap)
+            .map_err(|failure| failure.message().to_owned())
     }
 
     #[test]
@@ -358,6 +378,15 @@ mod tests {
             (r#"{"key":"k","value":"v","fence":"soon"}"#, "`fence`"),
             (r#"{"key":"k","value":"v","owner":"press-4"}"#, "`owner`"),
             ("[]", "`key`"),
+            ("7", "`key`"),
+            // Regression: the last one was imported.
+            (r#"{"key":"a","key":"b","value":"v"}"#, "`key`"),
+            (r#"{"key":"k","value":"v","value":"w"}"#, "`value`"),
+            (
+                r#"{"key":"k","value":"v","fence":"1:2:n","fence":"1:3:n"}"#,
+                "`fence`",
+            ),
+            (r#"{"key":"k","value":{"base64":"/w==","x":1}}"#, "`value`"),
         ] {
             let error = line(text).unwrap_err();
             assert!(error.contains(named), "{text}: {error}");

@@ -4,24 +4,22 @@
 mod status;
 
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::future::poll_fn;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
-use std::task::Poll;
 use std::time::Duration;
 
 use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
 use statehouse_client::{Client, Lock, LockOptions, parse_duration};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::output::{Exit, Failure, notice, one_line, printable};
 use super::remote::Remote;
+use super::signals::Signals;
 use super::store::Place;
 
 /// The time between SIGTERM and SIGKILL for a command that has lost its lock. It is short, since
@@ -51,12 +49,15 @@ const LEASE_CHECK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Run a command while holding a lock, or show who holds it
 ///
-/// Waits for the lock, renews its lease while the command runs, and releases it afterwards. The
-/// exit code is the command's (128 + the signal that killed it); 1 if --wait elapses first; 126 or
-/// 127 if the command cannot be run. If the lease is lost, the command gets SIGTERM, then SIGKILL
-/// after ten seconds, and the exit code is 3. If this program itself is killed with SIGKILL, its
-/// command keeps running, and the next holder starts when the lease ends. Only the fencing token
-/// then protects what both write.
+/// Waits for the lock, renews its lease while the command runs, and releases it afterwards. Waiting
+/// clients get a free lock in no particular order, so a short --wait may elapse although the lock
+/// was free meanwhile.
+///
+/// The exit code is the command's (128 + the signal that killed it); 1 if --wait elapses first; 126
+/// or 127 if the command cannot be run. If the lease is lost, the command gets SIGTERM, then
+/// SIGKILL after ten seconds, and the exit code is 3. If this program itself is killed with
+/// SIGKILL, its command keeps running, and the next holder starts when the lease ends. Only the
+/// fencing token then protects what both write.
 ///
 /// SIGHUP, SIGINT, SIGQUIT and SIGTERM are forwarded to the command. Without a controlling
 /// terminal, as in a service, signals reach its whole process group. On a terminal they reach only
@@ -134,7 +135,7 @@ pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {
     }
     let interruption = args.lease.min(INTERRUPTION_MAX);
     let work = async |client: &Client| run_locked(client, &args).await;
-    args.remote.ask_for(interruption, work).await
+    args.remote.ask_despite_signals(interruption, work).await
 }
 
 async fn run_locked(client: &Client, args: &Args) -> Result<Exit, Failure> {
@@ -377,73 +378,9 @@ fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// The signals that end programs: their names, their numbers on Linux, and their streams. A signal
-/// that the caller ignores stays ignored, also by the command, as `nohup` demands.
-struct Signals(Vec<(Caught, Signal)>);
-
-#[derive(Clone, Copy)]
-struct Caught {
-    name: &'static str,
-    number: u8,
-}
-
-impl Caught {
-    /// The failure of a command that it has interrupted.
-    fn failure(self, why: &str) -> Failure {
-        Failure::new(128 + self.number, why)
-    }
-}
-
-impl Signals {
-    fn listen() -> Result<Self, Failure> {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let all = [("HUP", 1), ("INT", 2), ("QUIT", 3), ("TERM", 15)];
-        let caught = all.into_iter().filter(|it| !is_ignored(&status, it.1));
-        let listen = |(name, number)| {
-            let kind = SignalKind::from_raw(i32::from(number));
-            Ok((Caught { name, number }, signal(kind)?))
-        };
-        caught.map(listen).collect::<Result<_, _>>().map(Self)
-    }
-
-    async fn next(&mut self) -> Caught {
-        poll_fn(|context| {
-            let mut all = self.0.iter_mut();
-            let caught = all.find_map(|(caught, signal)| {
-                let is_caught = signal.poll_recv(context).is_ready();
-                is_caught.then_some(*caught)
-            });
-            caught.map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
-    }
-
-    /// The second signal from now on. The first one may be that which has ended the command.
-    async fn second(&mut self) -> Caught {
-        self.next().await;
-        self.next().await
-    }
-}
-
-/// Whether the process with this `/proc/PID/status` ignores a signal.
-fn is_ignored(status: &str, number: u8) -> bool {
-    let mut lines = status.lines();
-    let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & (1 << (number - 1)) != 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ignored_signals_are_read_from_the_status_of_the_process() {
-        let status = "Name:\tx\nSigBlk:\t0000000000000006\nSigIgn:\t0000000000001001\n";
-        assert!(is_ignored(status, 1));
-        assert!(!is_ignored(status, 2) && !is_ignored(status, 15));
-        assert!(!is_ignored("", 1));
-    }
 
     #[test]
     fn exit_codes() {

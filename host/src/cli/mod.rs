@@ -37,6 +37,7 @@ mod restore;
 mod scan;
 mod serve;
 mod set;
+mod signals;
 mod slow;
 mod snapshot;
 mod store;
@@ -51,10 +52,11 @@ use std::env;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{app, build, time};
-use statehouse_config::limits;
+use statehouse_config::{ConfigError, limits};
 
 /// An MQTT 5 state store whose command logic is a WebAssembly component.
 #[derive(Parser)]
@@ -136,7 +138,7 @@ pub fn main() -> ExitCode {
     let mut program = environment::without_other_store(Cli::command(), &arguments);
     let matches = program.try_get_matches_from_mut(&arguments);
     let matches = matches.unwrap_or_else(|error| {
-        environment::name_variable(error, &program, &arguments).exit();
+        without_logins(environment::name_variable(error, &program, &arguments)).exit();
     });
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
@@ -174,9 +176,42 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// An error of clap that shows no user and no password of a URL. It repeats the wrong value, which
+/// may be that of an environment variable.
+fn without_logins(mut error: clap::Error) -> clap::Error {
+    for kind in [
+        ContextKind::InvalidValue,
+        ContextKind::InvalidArg,
+        ContextKind::InvalidSubcommand,
+    ] {
+        if let Some(ContextValue::String(value)) = error.get(kind) {
+            let value = ConfigError::without_login(value);
+            error.insert(kind, ContextValue::String(value));
+        }
+    }
+    error
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_of_arguments_show_no_password() {
+        for arguments in [
+            &["serve", "--broker", "mqtt://u:SECRET%@h"][..],
+            &["serve", "--traces", "http://u:SECRET@h"],
+            &["get", "key", "--url", "mqtt://u:SECRET@h:1x"],
+            &["get", "key", "mqtt://u:SECRET@h"],
+            &["mqtt://u:SECRET@h"],
+        ] {
+            let program = [&["statehouse"][..], arguments].concat();
+            let error = Cli::command().try_get_matches_from(program).unwrap_err();
+            let shown = without_logins(error).to_string();
+            assert!(!shown.contains("SECRET"), "{shown}");
+            assert!(shown.contains("://***@h"), "{shown}");
+        }
+    }
 
     /// Clap wraps longer lines at 100 columns: it breaks examples, and text a second time.
     #[test]

@@ -19,8 +19,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// Asks /readyz of the admin API, which needs no login. Exit code 0 if the store is ready; 3 with
 /// the reason if it is not, or if none answers within three seconds for each address. A store that
-/// is up but not ready refuses writes because its disk is full, or waits for its broker or its
-/// cluster. Of the hosts of a cluster, one that is ready is enough.
+/// is up but not ready refuses writes because its disk is full, has a system clock that is more
+/// than a second behind the store's time, or waits for its broker or its cluster. Of the hosts of a
+/// cluster, one that is ready is enough.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

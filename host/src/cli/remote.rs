@@ -10,6 +10,7 @@ use statehouse_client::{Client, Error, Login, Options, Tls, parse_duration};
 use super::context::{self, Context};
 use super::environment::has_flag;
 use super::output::{Failure, one_line};
+use super::signals::interruption;
 use super::store::{Found, Place};
 use statehouse_config::{BrokerUrl, read_password};
 
@@ -310,6 +311,9 @@ impl Target {
 /// The default of --timeout.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Shortest time for which the broker keeps a session that it is to keep: one second of MQTT.
+const SESSION_MIN: Duration = Duration::from_secs(1);
+
 /// Options of every command that connects to a store.
 #[derive(Debug, clap::Args)]
 pub(super) struct Remote {
@@ -336,6 +340,16 @@ pub(super) struct Remote {
 }
 
 impl Remote {
+    /// Connects for reads, which need no session: after an interruption the client sends them again
+    /// on a new one. The broker records no session, and ends it with the connection.
+    pub(super) async fn read<T, E: Into<Failure>>(
+        &self,
+        requests: impl AsyncFnOnce(&Client) -> Result<T, E>,
+    ) -> Result<T, Failure> {
+        let client = self.connect(Duration::ZERO).await?;
+        until_signal(client, requests).await
+    }
+
     /// Connects for one request: the broker keeps the session only as long as the request may take.
     pub(super) async fn ask<T, E: Into<Failure>>(
         &self,
@@ -344,15 +358,25 @@ impl Remote {
         self.ask_for(self.timeout(), request).await
     }
 
-    /// Connects, sends requests and closes the session, also if a request fails. The broker keeps
-    /// the session during an interruption of this length.
+    /// Connects, sends requests and closes the session, also if a request fails or a signal
+    /// interrupts the requests. The broker keeps the session during an interruption of this length.
     pub(super) async fn ask_for<T, E: Into<Failure>>(
         &self,
         interruption: Duration,
         requests: impl AsyncFnOnce(&Client) -> Result<T, E>,
     ) -> Result<T, Failure> {
-        let client = self.connect(interruption).await?;
-        let result = requests(&client).await;
+        let client = self.connect(interruption.max(SESSION_MIN)).await?;
+        until_signal(client, requests).await
+    }
+
+    /// As [`ask_for`](Self::ask_for), for work that handles signals itself.
+    pub(super) async fn ask_despite_signals<T, E: Into<Failure>>(
+        &self,
+        interruption: Duration,
+        work: impl AsyncFnOnce(&Client) -> Result<T, E>,
+    ) -> Result<T, Failure> {
+        let client = self.connect(interruption.max(SESSION_MIN)).await?;
+        let result = work(&client).await;
         client.close().await;
         result.map_err(Into::into)
     }
@@ -362,7 +386,7 @@ impl Remote {
         self.timeout.unwrap_or(TIMEOUT)
     }
 
-    async fn connect(&self, interruption: Duration) -> Result<Client, Failure> {
+    async fn connect(&self, session_expiry: Duration) -> Result<Client, Failure> {
         let target = self.target.with_context()?;
         let url = target.url();
         let options = Options {
@@ -373,7 +397,7 @@ impl Remote {
             port: url.port,
             client_id: Some(self.client_id.clone().unwrap_or_else(default_client_id)),
             timeout: self.timeout(),
-            session_expiry: interruption.max(Duration::from_secs(1)),
+            session_expiry,
             ..Options::default()
         };
         let client = Client::connect(options)
@@ -417,6 +441,22 @@ impl Remote {
         let traced = inherited.and_then(|it| client.traced(&it).ok());
         Ok(traced.unwrap_or(client))
     }
+}
+
+/// Sends requests until a signal interrupts them, and closes the session.
+async fn until_signal<T, E: Into<Failure>>(
+    client: Client,
+    requests: impl AsyncFnOnce(&Client) -> Result<T, E>,
+) -> Result<T, Failure> {
+    let interrupted = interruption();
+    let result: Result<T, Failure> = tokio::select! {
+        biased;
+        // Must be first: `watch` ends with success at SIGINT.
+        result = requests(&client) => result.map_err(Into::into),
+        failure = interrupted => Err(failure),
+    };
+    client.close().await;
+    result
 }
 
 /// The failure of a connection, with advice that fits its reason.

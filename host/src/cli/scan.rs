@@ -3,17 +3,13 @@
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use statehouse_client::Client;
 
-use super::entries::{self, Entry, Parts, add_meta, duration};
+use super::entries::{Entry, Parts, Window, add_meta, duration};
 use super::output::{Exit, Failure, emit, json_bytes, printable};
 use super::remote::Remote;
-
-/// How long the broker keeps the session of an interrupted scan.
-const SCAN_INTERRUPTION: Duration = Duration::from_secs(30);
 
 /// List the keys that match a pattern
 ///
@@ -55,18 +51,20 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let print = async |client: &Client| print(client, &args).await;
-    args.remote.ask_for(SCAN_INTERRUPTION, print).await
+    args.remote.read(print).await
 }
 
 async fn print(client: &Client, args: &Args) -> Result<Exit, Failure> {
     let escape = !args.null && io::stdout().is_terminal();
     let mut scan = client.scan(args.pattern.as_bytes());
+    let mut window = Window::new(client);
     let mut exit = Exit::Negative;
     'pages: while let Some(keys) = scan.next_page().await? {
         if let Some(parts) = args.parts() {
-            for keys in keys.chunks(entries::IN_FLIGHT) {
+            let mut rest = &keys[..];
+            while !rest.is_empty() {
                 let mut out = Vec::new();
-                for entry in entries::read(client, keys, parts).await? {
+                for entry in window.read(&mut rest, parts).await? {
                     exit = Exit::Done;
                     let line = match args.remote.json {
                         true => in_json(&entry).to_string(),

@@ -25,10 +25,10 @@ Examples:
   statehouse set counter 8 --if-version \"$(statehouse get counter --with-version | head -1)\"
   statehouse set valve open --fencing-token 001696374425000:00001:StateStore")]
 pub(super) struct Args {
-    /// The key: any bytes
+    /// The key: any bytes but NUL
     key: OsString,
 
-    /// The value: any bytes. Read from stdin if it is absent or `-`
+    /// The value: any bytes but NUL. Any bytes are read from stdin if it is absent or `-`
     #[arg(allow_negative_numbers = true)]
     value: Option<OsString>,
 
@@ -66,10 +66,7 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
     let key = args.key.as_bytes();
-    let value = match args.value {
-        Some(value) if value != OsStr::new("-") => value.into_vec(),
-        _ => from_stdin()?,
-    };
+    let value = bytes_of(args.value)?;
     let options = SetOptions {
         condition: match (args.nx, args.nex, args.if_version) {
             (true, ..) => Condition::IfAbsent,
@@ -102,6 +99,14 @@ pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
         });
     }
     Ok(Exit::of(set.applied))
+}
+
+/// The bytes of this value, or those on stdin if it is absent or `-`.
+pub(super) fn bytes_of(value: Option<OsString>) -> Result<Vec<u8>, Failure> {
+    match value {
+        Some(value) if value != OsStr::new("-") => Ok(value.into_vec()),
+        _ => from_stdin(),
+    }
 }
 
 fn from_stdin() -> Result<Vec<u8>, Failure> {

@@ -19,7 +19,7 @@ use crate::admin::{
     Connection, Endpoint, NO_LEADER, NoAnswer, Question, ask, is_bearer_token, is_plain_url,
     is_tls_url,
 };
-use statehouse_config::{ADMIN_TOKEN, limits, socket_path};
+use statehouse_config::{ADMIN_TOKEN, ConfigError, limits, socket_path};
 
 /// How long a command asks for a host that leads its cluster. It must exceed the time in which a
 /// connection to a host without power fails (5 s). A takeover takes about 2 s.
@@ -505,6 +505,7 @@ fn connection(url: &str, credentials: &Credentials, needs: Needs) -> Result<Conn
             tls: Some(tls),
         })
     } else if !is_plain_url(url) {
+        let url = ConfigError::without_login(url);
         Err(Failure::usage(format!(
             "{url} is not an address of the admin API, such as https://plant7:8443, http://127.0.0.1:8080 or unix:/run/statehouse/admin"
         )))

@@ -9,6 +9,7 @@ use statehouse_client::{Client, VdelResult, Version};
 use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit_json, json_bytes, notice, printable};
 use super::remote::Remote;
+use super::set;
 
 /// Delete a key if it has this value
 ///
@@ -17,12 +18,13 @@ use super::remote::Remote;
 #[command(after_help = "\
 Examples:
   statehouse vdel leader \"$HOSTNAME\"
-  statehouse vdel leader \"$HOSTNAME\" --json")]
+  statehouse vdel leader \"$HOSTNAME\" --json
+  statehouse vdel firmware - < firmware.bin")]
 pub(super) struct Args {
-    /// The key: any bytes
+    /// The key: any bytes but NUL
     key: OsString,
 
-    /// The expected value: any bytes
+    /// The expected value: any bytes but NUL. Any bytes are read from stdin if it is `-`
     #[arg(allow_negative_numbers = true)]
     value: OsString,
 
@@ -34,9 +36,10 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<Exit, Failure> {
-    let (key, value) = (args.key.as_bytes(), args.value.as_bytes());
+    let key = args.key.as_bytes();
+    let value = set::bytes_of(Some(args.value))?;
     let token = args.fencing.token.as_ref();
-    let vdel = async |client: &Client| client.vdel(key, value, token).await;
+    let vdel = async |client: &Client| client.vdel(key, &value, token).await;
     let result = args.remote.ask(vdel).await?;
 
     let (deleted, version) = match &result {

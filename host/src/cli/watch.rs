@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 use statehouse_client::{Client, Error, GapCause, Version, Watch, WatchEvent, Watched};
 use statehouse_protocol::pattern;
 
-use super::entries::{self, Entry, IN_FLIGHT, Parts};
+use super::entries::{Entry, Parts, Window};
 use super::output::{Exit, Failure, emit_either, json_bytes, notice, printable};
 use super::remote::Remote;
 
@@ -38,7 +38,8 @@ const CHANGE_OVERHEAD_BYTES: usize = 256;
 /// Unprintable characters are escaped. A line `gap` means that changes may be missing before
 /// it, because the connection was lost for a while or the output was read too slowly. Of a prefix,
 /// only keys that this client may read are reported. Ends on Ctrl-C, after --count changes, or if
-/// the store refuses the login after a lost connection.
+/// the store refuses the login after a lost connection. SIGTERM and SIGHUP end it with exit codes
+/// 143 and 129.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -48,7 +49,7 @@ Examples:
   statehouse watch 'room/*' --from 001700000000000:00001:StateStore
   statehouse watch start --count 1 && echo \"it begins\"")]
 pub(super) struct Args {
-    /// The keys: any bytes. A * at the end stands for all keys that start with the rest
+    /// The keys: any bytes but NUL. A * at the end stands for all keys that start with the rest
     #[arg(required_unless_present = "prefix", value_name = "KEY")]
     keys: Vec<OsString>,
 
@@ -284,11 +285,13 @@ struct Printer {
 
 impl Printer {
     async fn present_values(&mut self, client: &Client) -> Result<bool, Failure> {
+        let mut window = Window::new(client);
         for pattern in self.all.iter().map(pattern_of).collect::<Vec<_>>() {
             let mut scan = client.scan(pattern);
             while let Some(keys) = scan.next_page().await? {
-                for keys in keys.chunks(IN_FLIGHT) {
-                    for entry in entries::read(client, keys, Parts::Value).await? {
+                let mut rest = &keys[..];
+                while !rest.is_empty() {
+                    for entry in window.read(&mut rest, Parts::Value).await? {
                         if !self.present_value(entry)? {
                             return Ok(false);
                         }

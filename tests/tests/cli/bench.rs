@@ -114,6 +114,20 @@ fn closed_loop_counts_agree_with_the_server() {
     }
 }
 
+/// Regression: the fill, which has more requests in flight, was refused.
+#[test]
+fn server_with_few_requests_in_flight_is_measured() {
+    let server = Server::with_config("max_client_in_flight = 10\n");
+    let (ran, it) = figures(&server, "few.json", "--connections 2 --in-flight 10");
+    ran.code(0);
+    assert_counts_agree(&it["runs"][0]);
+    assert_eq!(server.metric("keys"), 0);
+    bench(server.port(), "--connections 2 --in-flight 11")
+        .code(2)
+        .says("accepts 10 requests in flight per connection, but 11 were requested");
+    assert_eq!(server.metric("keys"), 0);
+}
+
 #[test]
 fn open_loop_sends_at_the_given_rate() {
     let server = Server::start();

@@ -6,6 +6,7 @@ use std::{
     process::Command,
 };
 
+use serde_json::json;
 use statehouse_tests::{
     Ran, Server, WallClock, binary,
     client::PATIENCE,
@@ -177,6 +178,64 @@ fn start_refuses_with_the_same_words_and_code() {
             "{checked:#?} {started:#?}"
         );
     }
+}
+
+/// Regression: only the users file was checked for accounts that could change it. A pipe stopped
+/// the check, and the reloads of a store.
+#[test]
+fn files_that_other_accounts_can_change_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name);
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = json!({"kty": "OKP", "crv": "Ed25519", "x": "A".repeat(43)});
+    let other = json!({"kty": "EC", "crv": "P-384"});
+    let owner = "[[certificate]]\nsubject = \"CN=a\"\nuser = \"a\"\n";
+    let rule =
+        "[[rules]]\nprincipals.usernames = [\"*\"]\nbrokerResources = [{ method = \"Connect\" }]\n";
+    fs::write(place("cert.pem"), certified.cert.pem()).unwrap();
+    for (name, text) in [
+        ("key.pem", certified.signing_key.serialize_pem()),
+        ("ca.pem", certified.cert.pem()),
+        ("owners.toml", owner.to_owned()),
+        ("rules.toml", rule.to_owned()),
+        ("keys.jwks", json!({"keys": [key, other]}).to_string()),
+    ] {
+        fs::write(place(name), text).unwrap();
+    }
+    let toml = "listen = [\"mqtts://127.0.0.1:0\"]
+tls_cert = \"cert.pem\"
+tls_key = \"key.pem\"
+tls_client_ca = \"ca.pem\"
+certificate_users = \"owners.toml\"
+rules = \"rules.toml\"
+token_keys = \"keys.jwks\"
+token_audience = [\"a\"]
+";
+    let names = [
+        "key.pem",
+        "ca.pem",
+        "owners.toml",
+        "rules.toml",
+        "keys.jwks",
+    ];
+    let check = |mode| {
+        names.iter().for_each(|name| allow(&place(name), mode));
+        check(directory.path(), toml).code(0)
+    };
+    let ran = check(0o600);
+    assert!(!ran.stderr.contains("other accounts"), "{ran:#?}");
+    ran.says("key 2 is not supported (kty EC, crv P-384)");
+    let ran = check(0o666);
+    for name in &names[1..] {
+        let says = format!("{name} can be written by other accounts (mode 666)");
+        assert!(ran.stderr.contains(&says), "{ran:#?}");
+    }
+    assert!(ran.stderr.contains("key.pem can be read by"), "{ran:#?}");
+    fs::remove_file(place("key.pem")).unwrap();
+    let made = Command::new("mkfifo").arg(place("key.pem")).status();
+    assert!(made.unwrap().success());
+    let ran = self::check(directory.path(), toml).code(3);
+    ran.says("key.pem: it is a named pipe");
 }
 
 /// Regression: a start said that another broker may be running there, or only named the second

@@ -1,16 +1,27 @@
-//! Tests `get`, `set`, `del`, `vdel` and `scan`. Results must go to standard output, messages to
-//! standard error, and each outcome must have its exit code.
+//! Tests `get`, `set`, `del`, `vdel` and `scan`, and how commands use their connection. Results
+//! must go to standard output, messages to standard error, and each outcome must have its exit
+//! code.
 
 use std::{
     fs,
     io::{Read, Write},
     net::{Shutdown, TcpListener},
     os::unix::ffi::OsStrExt,
+    process::Stdio,
     thread,
 };
 
 use serde_json::Value;
-use statehouse_tests::{Admin, Hlc, Mosquitto, Server, command, command::finish, run};
+use statehouse_tests::{
+    Admin, Fate, Hlc, Mosquitto, Proxy, Ran, Server, Way,
+    client::PATIENCE,
+    command,
+    command::finish,
+    packet::kind,
+    run,
+    server::{signal, wait},
+    wait::until,
+};
 
 use crate::{ask, ask_with};
 
@@ -93,6 +104,123 @@ fn values_and_keys_are_binary_safe() {
     get.arg(odd);
     let object = finish(get, b"").code(0).object();
     assert_eq!(object["value"]["base64"], "a/8K");
+}
+
+#[test]
+fn vdel_compares_with_the_value_on_stdin() {
+    let server = Server::start();
+    // Longer than an argument may be, and with NUL.
+    let value: Vec<u8> = (0..=255).cycle().take(200 * 1024).collect();
+    ask_with(&server, &["set", "key"], &value).code(0);
+    ask_with(&server, &["vdel", "key", "-"], &value[1..]).code(1);
+    ask_with(&server, &["vdel", "key", "-"], &value).code(0);
+    ask(&server, &["get", "key"]).code(1);
+}
+
+/// Runs a command through a proxy, with a timeout of three seconds.
+fn ask_through(proxy: &Proxy, arguments: &[&str], stdin: &[u8]) -> Ran {
+    let address = proxy.address();
+    let (host, port) = (address.ip().to_string(), address.port().to_string());
+    let options = ["--host", &host, "--port", &port, "--timeout", "3s"];
+    run(&[arguments, &options].concat(), stdin)
+}
+
+/// A read is sent again on a new session. Regression: the broker recorded one for each `get`.
+#[test]
+fn reads_need_no_session_and_survive_a_lost_connection() {
+    let server = Server::start();
+    server.store("writer").set("k", "v");
+    let proxy = Proxy::start(server.address());
+    let mut answers = 0;
+    proxy.script(move |seen| {
+        let is_answer = seen.way == Way::FromBroker && seen.packet.kind() == kind::PUBLISH;
+        answers += usize::from(is_answer);
+        match is_answer && answers == 1 {
+            true => Fate::CutBefore,
+            false => Fate::Pass,
+        }
+    });
+    let got = ask_through(&proxy, &["get", "k"], b"").code(0);
+    assert_eq!(got.text(), "v");
+    ask_through(&proxy, &["scan", "--values"], b"").code(0);
+    ask_through(&proxy, &["export"], b"").code(0);
+    ask_through(&proxy, &["set", "k", "w"], b"").code(0);
+    // The property Session Expiry Interval, in seconds.
+    let has_expiry = |packet: Vec<u8>, seconds: u8| {
+        let property = [0x11, 0, 0, 0, seconds];
+        packet.windows(5).any(|it| it == property)
+    };
+    let seen = proxy.seen().into_iter().map(|it| it.packet);
+    let connects = seen.filter(|it| it.kind() == kind::CONNECT);
+    let connects: Vec<Vec<u8>> = connects.map(|it| it.bytes()).collect();
+    assert_eq!(connects.len(), 5, "the first get connects twice");
+    for (connect, seconds) in connects.into_iter().zip([0, 0, 0, 0, 3]) {
+        assert!(has_expiry(connect, seconds), "not {seconds} s");
+    }
+}
+
+/// Regression: 64 requests were sent at once, and all but the first ones timed out.
+#[test]
+fn export_and_import_of_large_values_pass_a_slow_link() {
+    let server = Server::start();
+    let mut store = server.store("writer");
+    for number in 0..32 {
+        store.set(format!("k{number}"), vec![b'v'; 64 << 10]);
+    }
+    let proxy = Proxy::start(server.address());
+    // All values together take at least four seconds.
+    proxy.limit(Some(500_000));
+    let exported = ask_through(&proxy, &["export"], b"").code(0);
+    let exported = exported.says("32 keys written").stdout;
+    ask_through(&proxy, &["import"], &exported)
+        .code(0)
+        .says("32 keys imported");
+}
+
+/// Regression: it did not name the --after.
+#[test]
+fn export_that_cannot_write_names_the_last_written_key() {
+    let server = Server::start();
+    for key in ["a", "b"] {
+        ask(&server, &["set", key, "v"]).code(0);
+    }
+    let full = fs::OpenOptions::new().write(true).open("/dev/full");
+    let mut export = command(&["export", "--after", "a", "--port"]);
+    export.arg(server.port().to_string());
+    export.stdout(full.unwrap()).stderr(Stdio::piped());
+    let output = export.spawn().unwrap().wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    for part in [
+        "cannot write the output",
+        "The last line of the output may be incomplete: remove it first",
+        "0 keys written; continue with --after='a'",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert_eq!(output.status.code(), Some(3));
+}
+
+/// A command that catches signals must end even if it is blocked in a read.
+#[test]
+fn sigterm_ends_an_import_that_waits_for_lines() {
+    let server = Server::start();
+    let mut import = command(&["import", "--port"]);
+    import.arg(server.port().to_string());
+    import.stdin(Stdio::piped()).stderr(Stdio::null());
+    let mut child = import.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    // As many lines as are sent together.
+    for number in 0..64 {
+        writeln!(input, "{{\"key\":\"k{number}\",\"value\":\"v\"}}").unwrap();
+    }
+    let mut store = server.store("reader");
+    until("the lines are imported", || store.get("k63").is_some());
+    signal(child.id(), "TERM");
+    let Some(status) = wait(&mut child, PATIENCE) else {
+        _ = child.kill();
+        panic!("the command still waits");
+    };
+    assert_eq!(status.code(), Some(143));
 }
 
 #[test]

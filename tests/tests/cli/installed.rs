@@ -223,6 +223,20 @@ fn cluster_survives_its_nodes_and_its_upgrades_in_kubernetes() {
     assert!(job.contains("\n  ttlSecondsAfterFinished: "));
 }
 
+/// A store with a full disk is not ready, but serves reads and removals.
+#[test]
+fn service_of_one_pod_serves_clients_while_it_is_not_ready() {
+    let manifest = read("kubernetes.yaml");
+    let parts = manifest.split("\n---\n");
+    let mut services = parts.filter(|it| it.contains("\nkind: Service\n"));
+    let service = services.next().unwrap();
+    assert!(
+        service.contains("\n  publishNotReadyAddresses: true\n"),
+        "{service}"
+    );
+    assert_eq!(services.next(), None);
+}
+
 /// A host that waits for etcd does not answer its probes.
 #[test]
 fn pods_of_the_store_are_not_ended_while_they_start() {

@@ -51,6 +51,22 @@ fn serve_prints_version_policy_data_and_addresses() {
     assert_ne!(server.port(), 0);
 }
 
+/// Regression: the store exited with 2, at which systemd does not start it again.
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn start_without_enough_address_space_is_temporary() {
+    let directory = tempfile::tempdir().unwrap();
+    // Less than one instance of a policy reserves. `timeout` ends a store that starts all the same.
+    let mut serve = Command::new("timeout");
+    serve.args(["60", "prlimit", "--as=4294967296"]);
+    serve.arg(binary::statehouse());
+    serve.args(["serve", "--listen", "127.0.0.1:0", "--threads", "2"]);
+    let output = serve.current_dir(directory.path()).output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{log}");
+    assert!(log.contains("os error 12"), "{log}");
+}
+
 #[test]
 fn several_listeners_share_one_store() {
     let server = Server::with("", &["--listen", "127.0.0.2:0", "--listen", "localhost:0"]);

@@ -3,9 +3,11 @@
 use std::{
     fs,
     io::Write,
-    os::unix::net::UnixDatagram,
+    os::linux::net::SocketAddrExt,
+    os::unix::net::{SocketAddr, UnixDatagram},
     path::{Path, PathBuf},
-    process::Command,
+    process::{self, Command},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -63,6 +65,20 @@ fn service_manager_is_notified_of_start_watchdog_and_stop() {
     );
     server.signal("TERM");
     wait_for(&manager, "STOPPING=1");
+}
+
+/// Regression: such a name was taken for a path.
+#[test]
+fn service_manager_with_an_abstract_socket_is_notified() {
+    let name = format!("statehouse-notify-{}", process::id());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let manager = UnixDatagram::bind_addr(&address).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let path = PathBuf::from(format!("@{name}"));
+    let command = serve(&path, &["--listen", "127.0.0.1:0"]);
+    let _server = Server::spawn(command, tempfile::tempdir().unwrap());
+    assert!(wait_for(&manager, "READY=1").contains("STATUS="));
+    wait_for(&manager, "WATCHDOG=1");
 }
 
 /// A store behind a broker that is down, in a directory with a file `password`.
@@ -165,13 +181,19 @@ fn manager_that_reads_late_delays_only_its_notifications() {
     assert_eq!(server.wait(PATIENCE).code(), Some(0));
 }
 
+/// Regression: each notification of the watchdog logged the same failure.
 #[test]
-fn missing_service_manager_does_not_prevent_the_start() {
+fn missing_service_manager_is_logged_once_and_delays_no_start() {
     let directory = tempfile::tempdir().unwrap();
-    let mut command = Command::new(binary::statehouse());
-    command
-        .args(["serve", "--listen", "127.0.0.1:0"])
-        .env("NOTIFY_SOCKET", directory.path().join("nowhere"));
+    let path = directory.path().join("notify");
+    let command = serve(&path, &["--listen", "127.0.0.1:0"]);
     let server = Server::spawn(command, directory);
     server.wait_for_log("NOTIFY_SOCKET");
+    // Some notifications fail.
+    thread::sleep(Duration::from_millis(500));
+    let (manager, _) = manager(server.directory());
+    wait_for(&manager, "WATCHDOG=1");
+    let logged = server.stderr();
+    let logged = logged.iter().filter(|it| it.contains("NOTIFY_SOCKET"));
+    assert_eq!(logged.count(), 1);
 }

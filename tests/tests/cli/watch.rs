@@ -127,6 +127,18 @@ fn sigint_ends_watch_with_code_0() {
     assert_eq!(watch.end(), Some(0));
 }
 
+/// Regression: its session kept the place of another client for a minute.
+#[test]
+fn sigterm_ends_watch_with_its_session() {
+    let server = Server::with_config("max_sessions = 1\n");
+    let watch = Watch::start(&server, &["key"]);
+    server::signal(watch.child.id(), "TERM");
+    assert_eq!(watch.end(), Some(143));
+    let port = server.port().to_string();
+    let get = || run(&["get", "key", "--port", &port], b"");
+    until("another client connects", || get().code == Some(1));
+}
+
 #[test]
 fn star_at_the_end_watches_a_prefix() {
     let server = Server::start();

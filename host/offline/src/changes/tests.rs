@@ -320,8 +320,9 @@ fn damage_before_the_history_is_reported() {
     assert_eq!(after, Ok(Some("after".to_owned())));
 }
 
+/// The clock was stepped from 199 to 1150. Regression: the key did not exist meanwhile.
 #[test]
-fn moved_deadline_counts_from_its_record_on_and_is_no_change() {
+fn key_with_a_moved_deadline_exists_while_the_clock_skips() {
     let set = write("k", Some("v"), 100, Some(200));
     let mut present = TestJournal::new(&[], None, std::slice::from_ref(&set));
     present.postpone(1100, "other", 9000);
@@ -332,10 +333,17 @@ fn moved_deadline_counts_from_its_record_on_and_is_no_change() {
     for journal in [present, earlier] {
         let history = journal.history("k");
         assert_eq!(history.count, 1);
-        assert_eq!(history.changes[0].client.as_deref(), Some("writer"));
+        let change = &history.changes[0];
+        assert_eq!(change.client.as_deref(), Some("writer"));
+        let expires_ms = match &change.what {
+            What::Set { expires_ms, .. } => *expires_ms,
+            what => panic!("{what:?}"),
+        };
+        assert_eq!(expires_ms, Some(1200));
         for (at, value) in [
+            (99, None),
             (199, Some("v")),
-            (1149, None),
+            (1149, Some("v")),
             (1199, Some("v")),
             (1200, None),
         ] {
@@ -343,6 +351,25 @@ fn moved_deadline_counts_from_its_record_on_and_is_no_change() {
             assert_eq!(found, Ok(value.map(str::to_owned)), "at {at}");
         }
     }
+}
+
+#[test]
+fn deadline_of_a_later_write_does_not_extend_an_expired_key() {
+    let writes = [
+        write("k", Some("v"), 100, Some(200)),
+        write("other", Some("v"), 250, None),
+        write("k", Some("w"), 300, Some(400)),
+    ];
+    let mut journal = TestJournal::new(&[], None, &writes);
+    journal.postpone(1150, "k", 1200);
+    for moment in [Moment::Time(250), Moment::Version(stamp(250))] {
+        assert_eq!(journal.as_of("k", moment), Ok(None), "{moment:?}");
+    }
+    // The key had expired before the step, and was not removed yet.
+    let expired = write("k", Some("v"), 100, Some(200));
+    let mut journal = TestJournal::new(&[], None, &[expired]);
+    journal.postpone(1180, "k", 1150);
+    assert_eq!(journal.as_of("k", Moment::Time(210)), Ok(None));
 }
 
 #[test]

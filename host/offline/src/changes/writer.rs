@@ -70,7 +70,6 @@ impl Writer {
                 writer = found.filter(|_| entry.version() == version);
             }
             KeyEvent::Written(write, origin) => {
-                // Older versions of the program recorded a new deadline as a write of no client.
                 if let (Some(entry), Some(client)) = (write.entry(), origin.client)
                     && entry.version() == version
                 {

@@ -11,7 +11,7 @@ use statehouse_client::{Client, Value};
 use statehouse_offline::Past;
 
 use super::Args;
-use crate::cli::entries::{self, Parts};
+use crate::cli::entries::{self, Parts, Window};
 use crate::cli::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
 use crate::cli::store::Found;
 use crate::cli::time::{millis, utc};
@@ -25,9 +25,9 @@ const RENEWALS_MAX: usize = 100_000;
 /// Prints who holds the lock.
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let name = Bytes::copy_from_slice(args.name.as_bytes());
-    let key = slice::from_ref(&name);
-    let read = async |client: &Client| entries::read(client, key, Parts::Both).await;
-    let held = args.remote.ask(read).await?;
+    let mut key = slice::from_ref(&name);
+    let read = async |client: &Client| Window::new(client).read(&mut key, Parts::Both).await;
+    let held = args.remote.read(read).await?;
     let held = held
         .first()
         .and_then(|it| it.value.as_ref().zip(it.meta.as_ref()));
