@@ -10,6 +10,10 @@ use crate::command::{self, Command, Condition, Follow, Set, Unreadable};
 use crate::reply::{self, Refusal};
 use crate::{fence, notify, scan};
 
+/// The latest time at which a key expires, in milliseconds since 1970: META shows it to clients, and
+/// many of them read integers of 64 bits with a sign.
+const EXPIRES_MS_MAX: u64 = i64::MAX.unsigned_abs();
+
 /// Executes one request.
 pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
     let command = match command::parse(&request.payload, request.dialect) {
@@ -103,7 +107,8 @@ fn run_set(host: &mut impl Host, request: &Request, set: &Set) -> Result<Done, R
     // than the key's fence, and a key without a fence has none to keep, so the new fence is always
     // this token.
     let fence = token.map(|token| token.to_hlc());
-    let expires = set.expiry_ms.map(|ms| request.now.saturating_add(ms));
+    let expires = |ms| request.now.saturating_add(ms).min(EXPIRES_MS_MAX);
+    let expires = set.expiry_ms.map(expires);
     let version = host.put(&key, &value, Some(observed), fence.as_ref(), expires)?;
     Ok(Done {
         reply: reply::ok(),

@@ -469,7 +469,7 @@ impl Dispatch {
             Packet::Subscribe(mut subscribe) => {
                 let rest = behind_step(&mut subscribe.filters);
                 let results = &mut self.filter_results;
-                core.subscribe(key, connection, &subscribe, results, rest.is_empty());
+                core.subscribe(key, connection, &subscribe, results, rest.len())?;
                 if !rest.is_empty() {
                     subscribe.filters = rest;
                     self.packets.push_front(Packet::Subscribe(subscribe), claim);
@@ -478,7 +478,7 @@ impl Dispatch {
             Packet::Unsubscribe(mut unsubscribe) => {
                 let rest = behind_step(&mut unsubscribe.filters);
                 let results = &mut self.filter_results;
-                core.unsubscribe(key, connection, &unsubscribe, results, rest.is_empty());
+                core.unsubscribe(key, connection, &unsubscribe, results, rest.len())?;
                 if !rest.is_empty() {
                     unsubscribe.filters = rest;
                     let rest = Packet::Unsubscribe(unsubscribe);

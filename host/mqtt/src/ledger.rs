@@ -94,6 +94,20 @@ impl Account {
         total <= max && own <= quota(total, max, floor)
     }
 
+    /// Whether this owner may hold one more of a kind after another one has ended: its own, or one
+    /// of another owner.
+    pub(crate) fn fits_one_instead(
+        &self,
+        kind: Kind,
+        is_own: bool,
+        max: usize,
+        floor: usize,
+    ) -> bool {
+        let total = self.total[kind as usize].load(Relaxed);
+        let own = self.sums[kind as usize].load(Relaxed) + usize::from(!is_own);
+        total <= max && own <= quota(total, max, floor)
+    }
+
     pub(crate) fn add(&self, kind: Kind, more: usize) {
         self.sums[kind as usize].fetch_add(more, Relaxed);
         self.total[kind as usize].fetch_add(more, Relaxed);

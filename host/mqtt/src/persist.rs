@@ -13,7 +13,11 @@
 //! it pause between two turns ([`Brake`]). While it has no room, the broker refuses growth of
 //! durable state.
 
-use std::{fmt, sync::Arc, time::Instant};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::BytesMut;
 use statehouse_protocol::{LogPosition, SessionId};
@@ -291,14 +295,16 @@ impl SessionLog<'_> {
 }
 
 /// Pauses a connection that adds to a log that is behind, between two turns and without a lock.
-/// Connections that only read continue. A pause is bounded, so that the acknowledgements and pings
-/// behind it are handled in the end.
+/// Connections that only read continue. All pauses for one packet together are bounded, however
+/// many reads it takes, so that the packet and those behind it are handled in the end.
 pub(crate) struct Brake {
     persistence: Option<Arc<dyn Persistence>>,
     /// What the thread had appended when the turn began.
     before: u64,
     /// Whether the last turn appended anything.
     wrote: bool,
+    /// How much longer the connection may pause before it handles the next packet.
+    left: Duration,
 }
 
 impl Brake {
@@ -307,6 +313,7 @@ impl Brake {
             persistence,
             before: 0,
             wrote: false,
+            left: BRAKE_TIME_MAX,
         }
     }
 
@@ -316,9 +323,9 @@ impl Brake {
         let Some(log) = &self.persistence else {
             return;
         };
-        let until = Instant::now() + BRAKE_TIME_MAX;
         let mut pause = BRAKE_PAUSE_MIN;
-        while (self.wrote || is_large) && log.is_behind() && Instant::now() < until {
+        while (self.wrote || is_large) && !self.left.is_zero() && log.is_behind() {
+            self.left = self.left.saturating_sub(pause);
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(BRAKE_PAUSE_MAX);
         }
@@ -330,9 +337,13 @@ impl Brake {
         self.before = self.appended_here();
     }
 
-    /// The turn has ended, on the same thread.
-    pub(crate) fn end(&mut self) {
-        self.wrote |= self.appended_here() != self.before;
+    /// The turn has ended, on the same thread. `has_packets` says whether it decoded a packet.
+    pub(crate) fn end(&mut self, has_packets: bool) {
+        let wrote = self.appended_here() != self.before;
+        self.wrote |= wrote;
+        if has_packets || wrote {
+            self.left = BRAKE_TIME_MAX;
+        }
     }
 
     fn appended_here(&self) -> u64 {

@@ -425,7 +425,7 @@ impl Session {
                 address: link.address,
                 since: link.since,
             }),
-            subscriptions: self.subscriptions.len(),
+            subscriptions: self.subscriptions.active_len(),
             queued,
             queued_bytes: self.queue.bytes(),
             in_flight,

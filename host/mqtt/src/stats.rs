@@ -17,7 +17,7 @@ pub struct Stats {
     pub connections_v311: usize,
     /// Sessions, connected or not.
     pub sessions: usize,
-    /// Subscriptions of all sessions.
+    /// Subscriptions of all sessions, without suspended ones.
     pub subscriptions: usize,
     /// Retained messages.
     pub retained: usize,
@@ -50,7 +50,8 @@ pub struct Stats {
 pub struct ClientStatus {
     /// Its connection; none while it is disconnected.
     pub origin: Option<Origin>,
-    /// The filters of its subscriptions, including the names of shared ones (section 4.8.2).
+    /// The filters of its subscriptions, including suspended ones and the names of shared ones
+    /// (section 4.8.2).
     pub filters: Vec<Bytes>,
 }
 
@@ -61,7 +62,7 @@ pub struct SessionSummary {
     pub client: Arc<str>,
     /// The connection; none while the client is disconnected.
     pub connection: Option<ConnectionSummary>,
-    /// The number of its subscriptions.
+    /// The number of its subscriptions, without suspended ones.
     pub subscriptions: usize,
     /// Messages that wait for the client or its acknowledgement.
     pub queued: usize,

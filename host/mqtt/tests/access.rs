@@ -327,14 +327,15 @@ async fn revoked_rights_end_connections_and_subscriptions() {
         leaver.disconnected().await,
         Some(DisconnectReasonCode::NotAuthorized)
     );
-    // The watcher gets neither a message of the ended subscription nor the forbidden will.
+    // The watcher gets neither a message of the suspended subscription nor the forbidden will.
     watcher
         .send(&[publish("secret/1", Q::AtLeastOnce, 2, "x")])
         .await;
     watcher.send(&[Packet::PingReq(wire::PingReq)]).await;
     assert!(matches!(watcher.next().await, Some(Packet::PubAck(_))));
     assert_eq!(watcher.next().await, Some(Packet::PingResp(wire::PingResp)));
-    // A session that was disconnected at the recheck loses its subscription when it is resumed.
+    // The subscription of a session that was disconnected at the recheck is suspended when the
+    // session is resumed.
     let before = broker.stats().subscriptions;
     let absent = connected(&broker, hello("absent", "right", None)).await;
     assert_eq!(broker.stats().subscriptions, before - 1);

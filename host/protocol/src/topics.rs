@@ -15,6 +15,21 @@ pub const ADMIN_TOPICS: &str = "statehouse/v1/admin/";
 pub const ORDER_TOPIC: &str = "statehouse/v1/admin/policy/order";
 /// The prefix of the topics of chunks. The file's digest and the number of the chunk follow.
 pub const CHUNK_TOPICS: &str = "statehouse/v1/admin/policy/chunk/";
+/// The prefix of the topics that the MQTT standard keeps for brokers (section 4.7.2).
+pub const BROKER_TOPICS: &str = "$SYS/";
+
+/// Whether no client may publish on this topic because it is kept for brokers. A Mosquitto bridge
+/// publishes its state below them, also as its will, and Mosquitto allows it exactly this:
+/// `$SYS/broker/connection/+/state`.
+#[must_use]
+pub fn is_kept_for_brokers(topic: &[u8]) -> bool {
+    let Some(rest) = topic.strip_prefix(BROKER_TOPICS.as_bytes()) else {
+        return false;
+    };
+    let bridge = rest.strip_prefix(b"broker/connection/");
+    let bridge = bridge.and_then(|it| it.strip_suffix(b"/state"));
+    bridge.is_none_or(|name| name.contains(&b'/'))
+}
 
 /// Whether a topic is that of orders, or of a chunk.
 #[must_use]
@@ -50,6 +65,26 @@ pub fn notified_key(topic: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_bridges_publish_below_sys() {
+        for topic in [
+            "$SYS/",
+            "$SYS/broker/uptime",
+            "$SYS/broker/connection/state",
+            "$SYS/broker/connection/a/b/state",
+            "$SYS/broker/connection/a/states",
+        ] {
+            assert!(is_kept_for_brokers(topic.as_bytes()), "{topic}");
+        }
+        for topic in [
+            "$SYS/broker/connection/vm.bridge/state",
+            "$SYS",
+            "$SYSTEM/a",
+        ] {
+            assert!(!is_kept_for_brokers(topic.as_bytes()), "{topic}");
+        }
+    }
 
     #[test]
     fn key_of_a_notification_is_read_back() {

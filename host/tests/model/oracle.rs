@@ -370,7 +370,8 @@ impl Oracle {
             value: value.to_vec(),
             version: Stamp::default(),
             fence,
-            expires_ms: options.px_ms.map(|ms| request.now_ms.saturating_add(ms)),
+            expires_ms: (options.px_ms)
+                .map(|ms| request.now_ms.saturating_add(ms).min(i64::MAX as u64)),
         };
         Ok(Prediction {
             notifications: self.notifications_of(key, Some(value)),

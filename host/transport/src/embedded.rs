@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use statehouse_mqtt::{Broker, Claim, Origin, ReasonCode, Request, Service, Token};
-use statehouse_protocol::SessionId;
+use statehouse_protocol::{SessionId, topics::is_kept_for_brokers};
 
 use super::{Inbound, Intake, Outbound, Ticket, Transport};
 use statehouse_access::{Authorizer, CachedGrants};
@@ -64,6 +64,11 @@ impl Service for StoreService {
             Claim::Refuse(
                 ReasonCode::NOT_AUTHORIZED,
                 "only the state store publishes notifications of the state store",
+            )
+        } else if is_kept_for_brokers(topic) {
+            Claim::Refuse(
+                ReasonCode::NOT_AUTHORIZED,
+                "topics below $SYS/ are reserved for the broker",
             )
         } else {
             let orders = self.orders.as_ref();

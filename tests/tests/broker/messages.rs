@@ -143,12 +143,14 @@ fn message_of_a_mebibyte_is_forwarded_unchanged() {
     );
 }
 
-/// By default a bridge sets a flag in the protocol level, and removes it after return code 1.
+/// By default a bridge sets a flag in the protocol level, and removes it after return code 1. It
+/// publishes its state below `$SYS/`, also as its will.
 #[test]
 fn mosquitto_bridge_with_default_version_passes_messages() {
     let server = Server::start();
     let mut gateway = server.connect("gateway");
     gateway.subscribe("up/#", 1);
+    gateway.subscribe("$SYS/#", 1);
     let bridge = Mosquitto::with(&[
         "connection bridge",
         &format!("address {}", server.address()),
@@ -157,6 +159,8 @@ fn mosquitto_bridge_with_default_version_passes_messages() {
         "restart_timeout 1",
     ]);
     bridge.wait_for_log("Received SUBACK from local.");
+    let state = gateway.take_publish("$SYS/broker/connection/");
+    assert_eq!(state.payload, b"1");
     let mut local = bridge.connect("local");
     local.subscribe("down/#", 1);
     local.publish(Publish::new("up/speed", "7").qos(1));

@@ -16,6 +16,7 @@ use statehouse_tests::{
 use crate::witness::Witness;
 
 const MALFORMED: u8 = 0x81;
+const PACKET_TOO_LARGE: u8 = 0x95;
 
 /// The remaining length of a packet of 256 MiB.
 const CLAIM: [u8; 4] = [0xFF, 0xFF, 0xFF, 0x7F];
@@ -59,15 +60,39 @@ fn first_packet_claiming_256_mib_allocates_no_memory() {
         for _ in 0..10 {
             let mut attacker = witness.server.open();
             attacker.send(&[&[kind << 4], &CLAIM[..], b"\0\x04MQTT\x05"].concat());
-            attackers.push(attacker);
+            attackers.push((kind, attacker));
         }
     }
-    for attacker in &mut attackers {
+    for (first, attacker) in &mut attackers {
         assert_eq!(attacker.expect_closed(), None, "an answer before CONNECT");
-        assert!(attacker.drain().is_empty(), "an answer before CONNECT");
+        let answers = attacker.drain();
+        match *first {
+            kind::CONNECT => assert_eq!(answers[0].ack().reason, PACKET_TOO_LARGE),
+            _ => assert!(answers.is_empty(), "an answer before CONNECT"),
+        }
     }
     witness.assert_grown_less_than(before_kib, 16 * 1024);
     drop(attackers);
+    witness.unharmed();
+}
+
+/// The largest will makes its CONNECT larger than 64 KiB.
+#[test]
+fn connect_above_its_limit_gets_a_reason_in_each_version() {
+    let mut witness = Witness::new();
+    let largest = Publish::new("will", vec![b'x'; 65_535]);
+    let connect = Connect::new("attacker").will(largest, 0);
+    for bytes in [connect.bytes(), connect.bytes3()] {
+        let mut attacker = witness.server.open();
+        attacker.send(&bytes);
+        attacker.expect_closed();
+        let answers = attacker.drain();
+        assert_eq!(answers.len(), 1, "{answers:?}");
+        match bytes == connect.bytes() {
+            true => assert_eq!(answers[0].ack().reason, PACKET_TOO_LARGE),
+            false => assert_eq!(answers[0].bytes(), [0x20, 2, 0, 3]),
+        }
+    }
     witness.unharmed();
 }
 

@@ -116,6 +116,7 @@ fn forbidden_response_topic_ends_the_connection() {
             0x90,
         ),
         (format!("{NOTIFICATION_PREFIX}X"), 0x90),
+        ("$SYS/broker/uptime".to_string(), 0x90),
         ("clients/+/response".to_string(), 0x82),
         ("clients/#".to_string(), 0x82),
         ("#".to_string(), 0x82),

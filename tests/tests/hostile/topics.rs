@@ -14,6 +14,7 @@ use crate::witness::Witness;
 /// MQTT 5 reason codes.
 const MALFORMED: u8 = 0x81;
 const PROTOCOL_ERROR: u8 = 0x82;
+const NOT_AUTHORIZED: u8 = 0x87;
 const TOPIC_FILTER_INVALID: u8 = 0x8F;
 const TOPIC_NAME_INVALID: u8 = 0x90;
 const QUOTA_EXCEEDED: u8 = 0x97;
@@ -96,6 +97,29 @@ fn unsubscribe_from_100_000_filters_disconnects() {
     }
     attacker.send(&packet::packet(0xA2, &body));
     attacker.expect_disconnect(QUOTA_EXCEEDED);
+    witness.unharmed();
+}
+
+/// Monitors take messages below `$SYS/` for those of the broker (section 4.7.2).
+#[test]
+fn no_client_publishes_below_sys() {
+    let mut witness = Witness::new();
+    let mut monitor = witness.server.connect("monitor");
+    assert_eq!(monitor.subscribe("$SYS/#", 1), 1);
+    let mut attacker = witness.attacker();
+    let forged = Publish::new("$SYS/broker/uptime", "forged").retained();
+    for (qos, reason) in [(0, 0), (1, NOT_AUTHORIZED), (2, NOT_AUTHORIZED)] {
+        assert_eq!(attacker.publish(forged.clone().qos(qos)).reason, reason);
+    }
+    attacker.ping();
+    let will = Connect::new("attacker2").will(forged, 0);
+    let (_, connack) = Client::try_connect(witness.server.address(), &will);
+    assert_eq!(connack.reason, TOPIC_NAME_INVALID);
+    // Neither sent nor retained.
+    assert_eq!(monitor.subscribe("$SYS/#", 1), 1);
+    monitor.expect_nothing();
+    monitor.disconnect();
+    attacker.disconnect();
     witness.unharmed();
 }
 

@@ -16,6 +16,7 @@ checks! {
     suback_has_a_code_for_each_filter_in_order,
     subscribing_again_replaces_the_subscription,
     topics_are_compared_character_by_character,
+    topics_below_sys_are_not_for_clients,
     unsubscribe_removes_exactly_the_named_filters,
     wildcards_match_whole_levels;
     not mosquitto:
@@ -189,6 +190,16 @@ fn leading_wildcard_matches_no_dollar_topic(scene: &Scene<'_>) {
     }
     client.publish(Publish::new(&dollar, "").retained());
     client.ping();
+}
+
+fn topics_below_sys_are_not_for_clients(scene: &Scene<'_>) {
+    let topic = format!("$SYS/{}", scene.topic("a"));
+    let mut client = scene.connect("client");
+    for qos in 0..=2 {
+        client.publish(Publish::new(&topic, "x").qos(qos).retained());
+        assert_eq!(client.subscribe(&topic, qos), qos);
+    }
+    client.expect_nothing();
 }
 
 fn unsubscribe_removes_exactly_the_named_filters(scene: &Scene<'_>) {

@@ -1,6 +1,6 @@
 //! What operators and the embedder see of the sessions, and what they may end.
 
-use std::{sync::atomic::Ordering, time::Instant};
+use std::sync::atomic::Ordering;
 
 use statehouse_protocol::SessionId;
 
@@ -14,10 +14,10 @@ impl Broker {
     /// Applies changed rules of the [access control](Access), or revoked credentials, to connected
     /// clients.
     ///
-    /// Connections that are no longer allowed end with DISCONNECT 0x87. Other connections lose the
-    /// subscriptions that are no longer allowed. Both lose wills that are no longer allowed.
-    /// Packets after the change follow the new rules anyway. Sessions without a connection are
-    /// checked when they are resumed, so their wills are still published.
+    /// Connections that are no longer allowed end with DISCONNECT 0x87. Subscriptions of the others
+    /// that are no longer allowed are suspended until they are allowed again. Both lose wills that
+    /// are no longer allowed. Packets after the change follow the new rules anyway. Sessions
+    /// without a connection are checked when they are resumed, so their wills are still published.
     ///
     /// Other clients are served during this call. Call it from a thread that may block.
     pub fn recheck(&self) {
@@ -37,17 +37,16 @@ impl Broker {
         connected
     }
 
-    /// Ends these connections, and subscriptions and wills of connections that are no longer
-    /// allowed.
+    /// Ends these connections. Suspends subscriptions, and drops wills, that are no longer allowed.
     pub(crate) fn end_refused(&self, refused: Vec<Origin>) {
         let refused = refused
             .into_iter()
             .map(|who| (who.connection, who))
             .collect();
-        let mut next = self.lock().recheck(0, &refused, Instant::now());
+        let mut next = self.lock().recheck(0, &refused, self.now());
         while let Some(from) = next {
             std::thread::sleep(PAUSE_BETWEEN_HOLDS);
-            next = self.lock().recheck(from, &refused, Instant::now());
+            next = self.lock().recheck(from, &refused, self.now());
         }
     }
 
@@ -86,6 +85,14 @@ impl Broker {
     #[must_use]
     pub fn subscription_limit(&self, client: &str, filter: &[u8]) -> Option<&'static str> {
         self.lock().subscription_limit(client, filter)
+    }
+
+    /// The refusal that a CONNECT of this client would get at present for lack of room for its
+    /// session, after the broker has evicted an empty one. None if there is room, or if the client
+    /// has a session. Without a user, it is that of a client whose address has no sessions.
+    #[must_use]
+    pub fn session_limit(&self, client: &str, user: Option<&str>) -> Option<&'static str> {
+        self.lock().session_limit(client, user)
     }
 
     /// Whether the client with this id is connected.

@@ -54,6 +54,14 @@ impl ConnectFault {
             answer: Answer::None,
         }
     }
+
+    /// A fault that gets a CONNACK of this version, with at most `bytes_max` bytes.
+    fn answered(violation: Violation, version: ProtocolVersion, bytes_max: u32) -> Self {
+        Self {
+            violation,
+            answer: Answer::Connack { version, bytes_max },
+        }
+    }
 }
 
 /// How to answer a refused CONNECT.
@@ -85,41 +93,68 @@ const PROPERTIES: u64 = bits(&[
 /// (`try_private`, which is on by default).
 const BRIDGE: u8 = 0x80;
 
+/// The protocol name of MQTT 3.1, which no other name of MQTT exceeds in length.
+const OLD_NAME: &[u8] = b"MQIsdp";
+
 /// Reads the variable header and payload of a CONNECT.
 pub(super) fn read(body: &Bytes) -> Result<Connect, ConnectFault> {
     let mut reader = Reader::new(body);
     let name = reader.binary().map_err(ConnectFault::silent)?;
-    let version = reader.u8().map_err(ConnectFault::silent)?;
-    let refused = |violation, version, bytes_max| ConnectFault {
-        violation,
-        answer: Answer::Connack { version, bytes_max },
+    let level = reader.u8().map_err(ConnectFault::silent)?;
+    let version = version(name.of(body), level)?;
+    let mut bytes_max = u32::MAX;
+    rest(reader, body, version, &mut bytes_max)
+        .map_err(|violation| ConnectFault::answered(violation, version, bytes_max))
+}
+
+/// How to refuse a CONNECT that is too large, by the part of its body that has arrived. `None` if
+/// that part does not show the version yet.
+pub(super) fn too_large(arrived: &Bytes) -> Option<ConnectFault> {
+    let violation = Violation {
+        reason: ReasonCode::PACKET_TOO_LARGE,
+        text: "the CONNECT, with its will, is larger than the broker allows: 64 KiB by default",
     };
-    let version = match (name.of(body), version) {
-        (b"MQTT", 4) => V311,
-        (b"MQTT", 5) => V5,
-        (name @ (b"MQTT" | b"MQIsdp"), version) => {
+    let name_bytes = u16::from_be_bytes(*arrived.first_chunk()?);
+    if usize::from(name_bytes) > OLD_NAME.len() {
+        return Some(ConnectFault::silent(violation));
+    }
+    let mut reader = Reader::new(arrived);
+    let (name, level) = (reader.binary().ok()?, reader.u8().ok()?);
+    let version = match version(name.of(arrived), level) {
+        Ok(version) => version,
+        Err(fault) => return Some(fault),
+    };
+    let mut bytes_max = u32::MAX;
+    // Only for the Maximum Packet Size, if it has arrived.
+    _ = rest(reader, arrived, version, &mut bytes_max);
+    Some(ConnectFault::answered(violation, version, bytes_max))
+}
+
+/// The version of a CONNECT with this protocol name and protocol level.
+fn version(name: &[u8], level: u8) -> Result<ProtocolVersion, ConnectFault> {
+    match (name, level) {
+        (b"MQTT", 4) => Ok(V311),
+        (b"MQTT", 5) => Ok(V5),
+        (b"MQTT" | OLD_NAME, _) => {
             let violation = Violation {
                 reason: ReasonCode::UNSUPPORTED_PROTOCOL_VERSION,
                 text: "this broker speaks MQTT 5 and MQTT 3.1.1 only",
             };
             // MQTT 3.1 has the same CONNACK as MQTT 3.1.1, so that its clients report the cause. A
             // bridge must get return code 1: it then connects again without its flag.
-            let is_bridge = version & BRIDGE != 0;
-            let version = if name == b"MQIsdp" || version < 4 || is_bridge {
+            let is_bridge = level & BRIDGE != 0;
+            let version = if name == OLD_NAME || level < 4 || is_bridge {
                 V311
             } else {
                 V5
             };
-            return Err(refused(violation, version, u32::MAX));
+            Err(ConnectFault::answered(violation, version, u32::MAX))
         }
         _ => {
             let violation = Violation::malformed("the protocol name is not MQTT");
-            return Err(ConnectFault::silent(violation));
+            Err(ConnectFault::silent(violation))
         }
-    };
-    let mut bytes_max = u32::MAX;
-    rest(reader, body, version, &mut bytes_max)
-        .map_err(|violation| refused(violation, version, bytes_max))
+    }
 }
 
 /// Reads everything after the protocol version. Sets `bytes_max` as soon as it is read, even if a

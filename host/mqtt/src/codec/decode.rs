@@ -77,9 +77,18 @@ pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Pac
         V311 => padded,
         ProtocolVersion::V5 => variable,
     };
-    let Some(size) = frame(buffer, bounds.packet_bytes_max, read_length)? else {
+    let Some(size) = frame_size(buffer, read_length)? else {
         return Ok(None);
     };
+    if size.total > bounds.packet_bytes_max {
+        return Err(Violation {
+            reason: ReasonCode::PACKET_TOO_LARGE,
+            text: "the packet is larger than allowed",
+        });
+    }
+    if buffer.len() < size.total {
+        return Ok(None);
+    }
     if first >> 4 == kind::PUBLISH {
         let frame = buffer.split_to(size.total);
         return publish::read(first & 0xF, frame, size.header, version)
@@ -104,7 +113,8 @@ pub(crate) fn decode(buffer: &mut BytesMut, bounds: Bounds) -> Result<Option<Pac
     Ok(Some(packet))
 }
 
-/// Removes the CONNECT, which must be the first packet. Refuses any other packet by its first byte.
+/// Removes the CONNECT, which must be the first packet. Refuses any other packet by its first byte,
+/// and a CONNECT that is too large by the first bytes of its body.
 pub(crate) fn decode_connect(
     buffer: &mut BytesMut,
     bytes_max: usize,
@@ -116,9 +126,16 @@ pub(crate) fn decode_connect(
         let violation = Violation::protocol("the first packet is not a CONNECT");
         return Err(ConnectFault::silent(violation));
     }
-    let Some(size) = frame(buffer, bytes_max, padded).map_err(ConnectFault::silent)? else {
+    let Some(size) = frame_size(buffer, padded).map_err(ConnectFault::silent)? else {
         return Ok(None);
     };
+    if size.total > bytes_max {
+        let arrived = Bytes::copy_from_slice(&buffer[size.header..]);
+        return connect::too_large(&arrived).map_or(Ok(None), Err);
+    }
+    if buffer.len() < size.total {
+        return Ok(None);
+    }
     let mut frame = buffer.split_to(size.total);
     let header = frame.split_to(size.header);
     let connect = connect::read(&frame.freeze())?;
@@ -164,25 +181,18 @@ struct FrameSize {
     total: usize,
 }
 
-/// The size of the frame at the front, if it is complete. `read_length` reads the Remaining Length.
-/// A frame that is too large is refused before its body is received.
-fn frame(
+/// The size of the frame at the front; `None` if its header is incomplete. `read_length` reads the
+/// Remaining Length. A frame that is too large must be refused before its body is received.
+fn frame_size(
     buffer: &[u8],
-    bytes_max: usize,
     read_length: impl FnOnce(&[u8]) -> Result<Option<(u32, usize)>, Violation>,
 ) -> Result<Option<FrameSize>, Violation> {
-    let Some((remaining, length)) = read_length(buffer.get(1..).unwrap_or_default())? else {
-        return Ok(None);
-    };
-    let header = 1 + length;
-    let total = header + remaining as usize;
-    if total > bytes_max {
-        return Err(Violation {
-            reason: ReasonCode::PACKET_TOO_LARGE,
-            text: "the packet is larger than allowed",
-        });
-    }
-    Ok((buffer.len() >= total).then_some(FrameSize { header, total }))
+    let size = read_length(buffer.get(1..).unwrap_or_default())?;
+    Ok(size.map(|(remaining, length)| {
+        let header = 1 + length;
+        let total = header + remaining as usize;
+        FrameSize { header, total }
+    }))
 }
 
 /// The reason codes of PUBACK and PUBREC (sections 3.4.2.1 and 3.5.2.1).

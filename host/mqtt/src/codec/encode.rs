@@ -80,6 +80,7 @@ fn return_code(reason: ReasonCode) -> Option<u8> {
         ReasonCode::UNSPECIFIED_ERROR
         | ReasonCode::SERVER_UNAVAILABLE
         | ReasonCode::SERVER_BUSY
+        | ReasonCode::PACKET_TOO_LARGE
         | ReasonCode::QUOTA_EXCEEDED
         | ReasonCode::CONNECTION_RATE_EXCEEDED => Some(3),
         ReasonCode::BAD_USER_NAME_OR_PASSWORD => Some(4),
@@ -270,6 +271,16 @@ pub(crate) fn unsuback(
 ) {
     let reasons = if version == V311 { &[] } else { reasons };
     put_reasons(out, version, kind::UNSUBACK, packet_id, reasons);
+}
+
+/// The encoded size of a SUBACK or UNSUBACK for this many filters; at most this in MQTT 3.1.1.
+pub(crate) fn reasons_bytes(version: ProtocolVersion, filters: usize) -> usize {
+    let property_length = match version {
+        V311 => 0,
+        V5 => 1,
+    };
+    let remaining = 2 + property_length + filters;
+    1 + variable_bytes(remaining) + remaining
 }
 
 /// The code of every refused filter in a SUBACK of MQTT 3.1.1 (section 3.9.3 there).

@@ -21,7 +21,7 @@ pub(crate) use connect::{Answer, Connect, ConnectFault, Will};
 pub(crate) use decode::{Ack, Auth, Bounds, Disconnect, Packet, decode, decode_connect};
 pub(crate) use encode::{
     Connack, Delivery, ack, auth, connack, connack_bytes, connack_refused, disconnect, pingresp,
-    publish, publish_bytes, short_ack, suback, unsuback,
+    publish, publish_bytes, reasons_bytes, short_ack, suback, unsuback,
 };
 pub(crate) use publish::{PUBLISH_PROPERTIES, Publish, parse};
 pub(crate) use reader::{Reader, Span};

@@ -287,6 +287,35 @@ fn connect_of_another_version_gets_its_own_answer() {
 }
 
 #[test]
+fn large_connect_is_answered_once_its_version_has_arrived() {
+    // A CONNECT of 256 MiB with a Maximum Packet Size of 20.
+    let large = |rest: &[u8]| [&b"\x10\xff\xff\xff\x7f"[..], rest].concat();
+    let answer = |version, bytes_max| Answer::Connack { version, bytes_max };
+    for (rest, expected) in [
+        (&b"\0\x04MQTT\x04"[..], answer(V311, u32::MAX)),
+        (b"\0\x04MQTT\x05", answer(V5, u32::MAX)),
+        (
+            b"\0\x04MQTT\x05\x02\0\x3c\x05\x27\0\0\0\x14",
+            answer(V5, 20),
+        ),
+        (b"\0\x07", Answer::None),
+        (b"\0\x04HTTP\x05", Answer::None),
+    ] {
+        let bytes = large(rest);
+        let fault = decode_connect(&mut BytesMut::from(&bytes[..]), 1000).unwrap_err();
+        assert_eq!(fault.answer, expected, "{rest:02x?}");
+    }
+    for cut in 0..7 {
+        let mut part = BytesMut::from(&large(&b"\0\x04MQTT\x05"[..cut])[..]);
+        assert_eq!(decode_connect(&mut part, 1000), Ok(None), "{cut}");
+    }
+    let mut old = BytesMut::from(&large(b"\0\x06MQIsdp\x03")[..]);
+    let fault = decode_connect(&mut old, 1000).unwrap_err();
+    let reason = ReasonCode::UNSUPPORTED_PROTOCOL_VERSION;
+    assert_eq!(fault.violation.reason, reason);
+}
+
+#[test]
 fn refused_connack_respects_the_maximum_packet_size() {
     // A maximum packet size of 20, and authentication data without a method.
     let mut small = connect(b"\x02\0\x3c\x09\x27\0\0\0\x14\x16\0\x01a\0\0");

@@ -184,9 +184,10 @@ async fn turns(
         let batch = broker.write_batching().open(now.into_std());
         brake.begin();
         let turn = dispatch.turn(buffer, now.into_std());
-        brake.end();
+        let has_packets = buffer.len() != before;
+        brake.end(has_packets);
         drop(permit);
-        silence.turned(buffer.len() != before, now);
+        silence.turned(has_packets, now);
         if let Some(batch) = batch
             && batch.waits()
         {

@@ -60,7 +60,7 @@ impl Core {
                 matches.sessions.extend(
                     session
                         .subscriptions()
-                        .get(&message.topic)
+                        .active(&message.topic)
                         .map(|subscription| (key, subscription)),
                 );
             }

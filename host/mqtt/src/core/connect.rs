@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Core, publish::Source, requester::Requester, session_at};
+use super::{Core, publish::Source, requester::Requester, room::NO_ROOM_FOR_SESSION, session_at};
 use crate::{
     Identity, Limits, Origin, ProtocolVersion, ReasonCode, Refusal, Refused,
     change::Part,
     codec::{self, Connack, Connect, Disconnect, Violation, Will},
     ledger::{Account, Kind, Owner},
-    limits::{PACKET_BYTES_MAX, SESSIONS_FLOOR, STATE_BYTES_FLOOR, work},
+    limits::{PACKET_BYTES_MAX, STATE_BYTES_FLOOR, work},
     link::{Link, LinkOptions},
     output::Output,
     router::SessionKey,
@@ -202,9 +202,7 @@ impl Core {
         now: Instant,
     ) -> Result<(), &'static str> {
         if existing.is_none() && !self.has_room_for_session(account, now) {
-            return Err(
-                "the session limit is reached, for this user or address or for all clients",
-            );
+            return Err(NO_ROOM_FOR_SESSION);
         }
         if !self.has_room_for_will(will, existing, account) {
             return Err(
@@ -324,7 +322,7 @@ impl Core {
             }
         }
         self.update_evictable(key);
-        self.end_forbidden_subscriptions(key, origin, now);
+        self.apply_rules_to_subscriptions(key, origin, now);
         self.session_ends.connection_begins(origin.session);
         self.counts.connections += 1;
         self.schedule(key);
@@ -345,18 +343,6 @@ impl Core {
             ..Refusal::of_connect(reason, text, peer)
         });
         (reason, text)
-    }
-
-    /// Whether there is room for one more session, if necessary after evicting an empty one.
-    fn has_room_for_session(&mut self, account: &Arc<Account>, now: Instant) -> bool {
-        let max = self.limits.sessions_max;
-        if account.fits(Kind::Sessions, 1, max, SESSIONS_FLOOR) {
-            return true;
-        }
-        // While more sessions exist than a lowered limit allows, a new client must not evict any.
-        self.ledger.total(Kind::Sessions) <= max
-            && self.evict(account, now)
-            && account.fits(Kind::Sessions, 1, max, SESSIONS_FLOOR)
     }
 
     /// Whether the memory limits allow this will to replace the session's current will.

@@ -11,6 +11,7 @@ mod connect;
 mod publish;
 mod requester;
 mod restore;
+mod room;
 mod session_ends;
 mod share;
 mod subscribe;
@@ -38,11 +39,8 @@ use crate::{
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
-    ledger::{Account, Kind, Ledger},
-    limits::{
-        EVICTION_CANDIDATES_MAX, SESSION_OVERHEAD_BYTES, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX,
-        work,
-    },
+    ledger::{Kind, Ledger},
+    limits::{SESSION_OVERHEAD_BYTES, SESSIONS_PER_HOLD_MAX, WORK_PER_TURN_MAX, work},
     output::Output,
     persist::ChangeLog,
     refusal::Refusals,
@@ -392,7 +390,7 @@ impl Core {
             } else {
                 self.drop_forbidden_will(key, &origin);
             }
-            self.end_forbidden_subscriptions(key, &origin, now);
+            self.apply_rules_to_subscriptions(key, &origin, now);
             self.checkpoint();
         }
         None
@@ -491,22 +489,6 @@ impl Core {
         }
         session.evictable = since;
         self.evictable.extend(since.map(|since| (since, key)));
-    }
-
-    /// Evicts the oldest disconnected, empty session, preferring one of this owner if it is among
-    /// the first [`EVICTION_CANDIDATES_MAX`]. Returns false if there is none.
-    fn evict(&mut self, account: &Arc<Account>, now: Instant) -> bool {
-        let mut oldest = self.evictable.iter().take(EVICTION_CANDIDATES_MAX);
-        let own = oldest.find(|(_, key)| {
-            let session = self.sessions.get(*key as usize);
-            session.is_some_and(|it| it.as_ref().is_some_and(|it| it.is_owned_by(account)))
-        });
-        let Some((_, key)) = own.or(self.evictable.first()).copied() else {
-            return false;
-        };
-        self.counts.evicted += 1;
-        self.end_session(key, now);
-        true
     }
 
     /// Replaces the clock reading that converts times for the records.

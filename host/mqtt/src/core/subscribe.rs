@@ -8,9 +8,10 @@ use statehouse_protocol::ConnectionId;
 use super::{Core, requester::Requester, session_at};
 use crate::{
     Origin, QoS, ReasonCode, Refused, TopicCheck,
-    codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe},
+    codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe, Violation},
     core::window::remaining_s,
     limits::work,
+    link::Link,
     retained::Entry,
     router::{SessionKey, Subscription},
     session::RetainedSearch,
@@ -27,25 +28,27 @@ pub(crate) struct FilterResults {
 }
 
 impl Core {
-    /// Handles a SUBSCRIBE, or one step of it; `results` has those of the steps before. The
-    /// SUBACK is sent first, after the last step;
+    /// Handles a SUBSCRIBE, or one step of it; `results` has those of the steps before, and
+    /// `filters_left` filters follow in later steps. The SUBACK is sent first, after the last step;
     /// [`continue_retained_searches`](Self::continue_retained_searches) sends the retained messages
-    /// later.
+    /// later. Fails if the client cannot take the SUBACK.
     pub(crate) fn subscribe(
         &mut self,
         key: SessionKey,
         connection: ConnectionId,
         subscribe: &Subscribe,
         results: &mut FilterResults,
-        is_last: bool,
-    ) {
+        filters_left: usize,
+    ) -> Result<(), Violation> {
         if !self.is_open(key, connection) {
-            return;
+            return Ok(());
         }
         let Some(origin) = self.session(key).and_then(|session| session.origin()) else {
-            return;
+            return Ok(());
         };
         let FilterResults { reasons, searches } = results;
+        let filters = reasons.len() + subscribe.filters.len() + filters_left;
+        self.check_answer_bytes(key, filters)?;
         self.work += work::SUBSCRIPTION * subscribe.filters.len() as u64;
         for filter in &subscribe.filters {
             match self.subscribe_one(key, &origin, filter, subscribe.subscription_id) {
@@ -72,8 +75,8 @@ impl Core {
                 }
             }
         }
-        if !is_last {
-            return;
+        if filters_left > 0 {
+            return Ok(());
         }
         let FilterResults { reasons, searches } = mem::take(results);
         self.send_when_durable(key, |out, version| {
@@ -81,12 +84,29 @@ impl Core {
         });
         if let Some(session) = self.session(key) {
             for (filter, search) in searches {
-                // The rules may have ended the subscription between two steps.
-                if session.subscriptions().get(&filter).is_some() {
+                // The rules may have suspended the subscription between two steps.
+                if session.subscriptions().active(&filter).is_some() {
                     session.begin_retained_search(filter, search);
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Checks that the SUBACK or UNSUBACK for this many filters does not exceed the client's
+    /// Maximum Packet Size. Must be called before any filter takes effect: the broker must send
+    /// this packet [MQTT-3.8.4-1] [MQTT-3.10.4-4], and may discard only messages [MQTT-3.1.2-25].
+    fn check_answer_bytes(&mut self, key: SessionKey, filters: usize) -> Result<(), Violation> {
+        let link = self.session(key).and_then(|session| session.link.as_ref());
+        let fits =
+            |link: &Link| codec::reasons_bytes(link.version, filters) <= link.packet_bytes_max;
+        if link.is_none_or(fits) {
+            return Ok(());
+        }
+        Err(Violation {
+            reason: ReasonCode::PACKET_TOO_LARGE,
+            text: "the answer to so many topic filters exceeds the client's Maximum Packet Size",
+        })
     }
 
     /// Adds or replaces a subscription, and says whether it is sent retained messages. Fails with
@@ -234,10 +254,14 @@ impl Core {
         self.forward(key, &mut message, true, &delivery, recording, now);
     }
 
-    /// Ends subscriptions that the client is no longer allowed, and drops their queued messages and
-    /// those of the service that it may no longer receive. Dropped messages of a shared subscription
-    /// are sent to another session of the group.
-    pub(super) fn end_forbidden_subscriptions(
+    /// Suspends subscriptions that the client is not allowed at present, and resumes those that it
+    /// is allowed again. They stay in the session, because a client that finds its session present
+    /// does not subscribe again (section 3.2.2.1.1).
+    ///
+    /// Drops queued messages of forbidden subscriptions and those of the service that the client
+    /// may no longer receive. Dropped messages of a shared subscription are sent to another session
+    /// of the group.
+    pub(super) fn apply_rules_to_subscriptions(
         &mut self,
         key: SessionKey,
         origin: &Origin,
@@ -248,10 +272,11 @@ impl Core {
         };
         self.work += work::SUBSCRIPTION * session.subscriptions().len() as u64;
         let access = &*self.access;
-        let filters = session.subscriptions().filters().cloned();
-        let forbidden: Vec<_> = filters
-            .filter(|filter| !access.may_subscribe(origin, topic::of_topics(filter)))
-            .collect();
+        let own = session.subscriptions();
+        let changed = own.filters().filter(|filter| {
+            access.may_subscribe(origin, topic::of_topics(filter)) == own.is_suspended(filter)
+        });
+        let changed: Vec<_> = changed.cloned().collect();
         // The subscription that queued a message may have ended before, and others may have queued
         // it too. So it stays if the client may subscribe to its exact topic.
         let mut orphans = Vec::new();
@@ -265,31 +290,36 @@ impl Core {
             (dropped, orphans) = (session.queue).drop_forbidden(once_per_run(check), &mut log);
             self.counts.dropped += dropped as u64;
         }
-        for filter in forbidden {
+        for filter in changed {
             let client = &*origin.client;
             let filter_text = &*String::from_utf8_lossy(&filter);
-            tracing::info!(
-                client,
-                filter = filter_text,
-                "ended a subscription that is no longer allowed"
-            );
-            session.unsubscribe(&filter, &mut self.change_log);
-            self.router.unsubscribe(&filter, key);
+            let message = if let Some(subscription) = session.resume(&filter) {
+                self.router.subscribe(&filter, key, subscription, true);
+                "resumed a subscription that is allowed again"
+            } else {
+                session.suspend(&filter, &mut self.change_log);
+                self.router.unsubscribe(&filter, key);
+                "suspended a subscription that is not allowed"
+            };
+            tracing::info!(client, filter = filter_text, "{message}");
         }
         self.redistribute(orphans, Requester::UnderNewRules, now);
     }
 
+    /// Handles an UNSUBSCRIBE, or one step of it, as [`subscribe`](Self::subscribe) does.
     pub(crate) fn unsubscribe(
         &mut self,
         key: SessionKey,
         connection: ConnectionId,
         unsubscribe: &Unsubscribe,
         results: &mut FilterResults,
-        is_last: bool,
-    ) {
+        filters_left: usize,
+    ) -> Result<(), Violation> {
         if !self.is_open(key, connection) {
-            return;
+            return Ok(());
         }
+        let filters = results.reasons.len() + unsubscribe.filters.len() + filters_left;
+        self.check_answer_bytes(key, filters)?;
         self.work += work::SUBSCRIPTION * unsubscribe.filters.len() as u64;
         for filter in &unsubscribe.filters {
             let existed = session_at(&mut self.sessions, key)
@@ -303,13 +333,14 @@ impl Core {
                 ReasonCode::NO_SUBSCRIPTION_EXISTED
             });
         }
-        if !is_last {
-            return;
+        if filters_left > 0 {
+            return Ok(());
         }
         let reasons = mem::take(results).reasons;
         self.send_when_durable(key, |out, version| {
             codec::unsuback(out, version, unsubscribe.packet_id, &reasons);
         });
+        Ok(())
     }
 }
 

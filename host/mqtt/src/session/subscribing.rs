@@ -117,6 +117,21 @@ impl Session {
         }
     }
 
+    /// Keeps a subscription, but without its messages: the access rules forbid it at present. Its
+    /// pending search ends. It must be removed from the router.
+    pub(crate) fn suspend(&mut self, filter: &Bytes, change_log: &mut ChangeLog) {
+        self.subscriptions.suspend(filter);
+        if let Some(search) = self.retained_searches.remove(filter) {
+            self.end_retained_search(filter, &search, change_log);
+        }
+    }
+
+    /// Ends the suspension of a subscription, and returns its options. It must be added to the
+    /// router.
+    pub(crate) fn resume(&mut self, filter: &Bytes) -> Option<Subscription> {
+        self.subscriptions.resume(filter)
+    }
+
     /// Removes a subscription with its pending search. Returns false if there was none.
     pub(crate) fn unsubscribe(&mut self, filter: &Bytes, change_log: &mut ChangeLog) -> bool {
         let existed = self.subscriptions.remove(filter, &self.client);

@@ -3,7 +3,10 @@
 //! Subscriptions to the client's own topics are charged to its owner only above
 //! [`OWN_SUBSCRIPTION_BYTES`].
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 
@@ -17,6 +20,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Subscriptions {
     by_filter: HashMap<Bytes, Subscription>,
+    /// Those of `by_filter` that the access rules forbid at present. The router does not have them.
+    suspended: HashSet<Bytes>,
     /// Memory of all subscriptions.
     bytes: usize,
     /// The part of `bytes` for the client's own topics.
@@ -33,6 +38,7 @@ impl Subscriptions {
     pub(super) fn new(account: &Arc<Account>) -> Self {
         Self {
             by_filter: HashMap::new(),
+            suspended: HashSet::new(),
             bytes: 0,
             own_bytes: 0,
             charged: Holding::new(account, Kind::Subscriptions),
@@ -52,6 +58,7 @@ impl Subscriptions {
         subscription: Subscription,
         client: &str,
     ) -> Option<Subscription> {
+        self.suspended.remove(filter);
         let old = self.by_filter.insert(filter.clone(), subscription);
         if old.is_none() {
             self.wildcards += usize::from(topic::has_wildcard(filter));
@@ -65,6 +72,7 @@ impl Subscriptions {
 
     /// Removes a subscription of this client. Returns false if there was none.
     pub(super) fn remove(&mut self, filter: &Bytes, client: &str) -> bool {
+        self.suspended.remove(filter);
         let existed = self.by_filter.remove(filter).is_some();
         if existed {
             self.wildcards -= usize::from(topic::has_wildcard(filter));
@@ -74,6 +82,16 @@ impl Subscriptions {
             self.charged.set(self.to_charge());
         }
         existed
+    }
+
+    pub(super) fn suspend(&mut self, filter: &Bytes) {
+        self.suspended.insert(filter.clone());
+    }
+
+    /// Ends the suspension of a subscription. `None` if it is not suspended.
+    pub(super) fn resume(&mut self, filter: &Bytes) -> Option<Subscription> {
+        let was_suspended = self.suspended.remove(filter);
+        was_suspended.then(|| self.get(filter)).flatten()
     }
 
     fn to_charge(&self) -> usize {
@@ -97,6 +115,20 @@ impl Subscriptions {
 
     pub(crate) fn get(&self, filter: &[u8]) -> Option<Subscription> {
         self.by_filter.get(filter).copied()
+    }
+
+    /// A subscription that is not suspended.
+    pub(crate) fn active(&self, filter: &[u8]) -> Option<Subscription> {
+        self.get(filter).filter(|_| !self.is_suspended(filter))
+    }
+
+    /// The number of subscriptions that are not suspended.
+    pub(crate) fn active_len(&self) -> usize {
+        self.len() - self.suspended.len()
+    }
+
+    pub(crate) fn is_suspended(&self, filter: &[u8]) -> bool {
+        self.suspended.contains(filter)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&Bytes, Subscription)> {

@@ -73,6 +73,17 @@ fn check_moved_deadlines(mut store: RecordedStore) -> Vec<Vec<u8>> {
 }
 
 #[test]
+fn latest_deadline_does_not_move() {
+    let mut store = RecordedStore::new(Mode::Embedded);
+    store.request(1, &["SET", "k", "v", "PX", "9223372036854775807"]);
+    for _ in 0..2 {
+        let entry = store.core.store().state().table.get(b"k").unwrap();
+        assert_eq!(entry.expires_ms(), Some(i64::MAX as u64));
+        store.step_clock();
+    }
+}
+
+#[test]
 fn start_renotifies_expirations_from_before_a_clock_step() {
     let mut store = RecordedStore::new(Mode::Foreign);
     store.request(1, &["SET", "k", "v", "PX", "500"]);

@@ -168,6 +168,7 @@ fn refused_connects_get_the_codes_of_table_3_1() {
         (R::CLIENT_IDENTIFIER_NOT_VALID, b"\x20\x02\0\x02"),
         (R::SERVER_UNAVAILABLE, b"\x20\x02\0\x03"),
         (R::SERVER_BUSY, b"\x20\x02\0\x03"),
+        (R::PACKET_TOO_LARGE, b"\x20\x02\0\x03"),
         (R::QUOTA_EXCEEDED, b"\x20\x02\0\x03"),
         (R::BAD_USER_NAME_OR_PASSWORD, b"\x20\x02\0\x04"),
         (R::NOT_AUTHORIZED, b"\x20\x02\0\x05"),

@@ -193,6 +193,40 @@ fn waiting_messages_obey_the_new_rules() {
     assert_eq!(b.messages().len(), 0);
 }
 
+/// Regression: a client whose subscription was forbidden for a moment never got a message of it
+/// again, also in a resumed session.
+#[test]
+fn subscription_continues_when_it_is_allowed_again() {
+    let (broker, rules) = ruled(Limits::default());
+    let now = Instant::now();
+    let mut stays = Peer::new(&broker, &Hello::new("stays"), now);
+    let mut returns = Peer::new(&broker, &Hello::new("returns").expiry(60), now);
+    let mut ends = Peer::new(&broker, &Hello::new("ends"), now);
+    for peer in [&mut stays, &mut returns, &mut ends] {
+        peer.subscribe("plans/#", Q::AtMostOnce, now);
+    }
+    returns.subscribe("$share/g/plans/#", Q::AtMostOnce, now);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
+
+    rules.strict.store(true, Ordering::Relaxed);
+    broker.recheck();
+    assert_eq!(broker.stats().subscriptions, 0);
+    ends.send(&[unsubscribe(&["plans/#"])], now);
+    returns.lose(now);
+    let mut returns = Peer::new(&broker, &Hello::new("returns").expiry(60), now);
+    publisher.publish("plans/1", Q::AtMostOnce, 0, "secret", now);
+    for peer in [&mut stays, &mut returns, &mut ends] {
+        assert_eq!(peer.payloads(), [""; 0]);
+    }
+
+    rules.strict.store(false, Ordering::Relaxed);
+    broker.recheck();
+    publisher.publish("plans/1", Q::AtMostOnce, 0, "open", now);
+    assert_eq!(stays.payloads(), ["open"]);
+    assert_eq!(returns.payloads(), ["open", "open"]);
+    assert_eq!(ends.payloads(), [""; 0]);
+}
+
 /// Regression: a client kept what was queued for a subscription that it had ended before the rules
 /// changed, and a group's messages went to another member that had lost the right, too.
 #[test]

@@ -13,7 +13,8 @@ use tokio::time::timeout;
 use wire::{Packet, PubAckReason, PubRecReason, SubscribeReasonCode};
 
 use crate::{
-    Broker, Limits, Message, NoService, Options, Persistence, QoS, persist::Brake, testing::*,
+    Broker, Limits, Message, NoService, Options, Persistence, QoS, limits::BRAKE_TIME_MAX,
+    persist::Brake, testing::*,
 };
 
 /// A broker with a log that releases every record at once.
@@ -290,16 +291,36 @@ async fn brake_pauses_only_connections_that_append() {
     let mut brake = Brake::new(Some(log.clone()));
     log.behind.store(true, Ordering::Relaxed);
     brake.begin();
-    brake.end();
+    brake.end(false);
     assert!(timeout(Duration::ZERO, brake.wait(false)).await.is_ok());
     let second = Duration::from_secs(1);
     let pauses = timeout(second, brake.wait(true)).await;
     assert!(pauses.is_err(), "a large packet waits");
     brake.begin();
     log.appended.fetch_add(1, Ordering::Relaxed);
-    brake.end();
+    brake.end(false);
     let pauses = timeout(second, brake.wait(false)).await;
     assert!(pauses.is_err(), "a writer waits");
     log.behind.store(false, Ordering::Relaxed);
     assert!(timeout(second, brake.wait(true)).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn packet_in_many_reads_pauses_as_long_as_in_one() {
+    let log = Arc::new(Behind::default());
+    log.behind.store(true, Ordering::Relaxed);
+    let mut brake = Brake::new(Some(log));
+    let second = Duration::from_secs(1);
+    // The first read brings enough to pause. The turns handle no packet.
+    for most in [BRAKE_TIME_MAX + second, Duration::ZERO, Duration::ZERO] {
+        let paused = timeout(most, brake.wait(true)).await;
+        assert!(paused.is_ok(), "the packet pauses longer than {most:?}");
+        brake.begin();
+        brake.end(false);
+    }
+    // The last one completes the packet.
+    brake.begin();
+    brake.end(true);
+    let paused = timeout(second, brake.wait(true)).await;
+    assert!(paused.is_err(), "the next large packet waits");
 }

@@ -281,6 +281,37 @@ fn empty_absent_sessions_are_evicted_for_new_ones() {
     drop(connected);
 }
 
+/// Asking evicts nothing, and the answer is that of a CONNECT.
+#[test]
+fn session_limit_counts_sessions_that_would_be_evicted() {
+    let (broker, now) = (broker(sessions(40)), Instant::now());
+    let limit = |user: &str| broker.session_limit("new", Some(user));
+    let mut connected = Vec::new();
+    for n in 0..30 {
+        let hello = Hello::new(&format!("c{n}"));
+        connected.push(accept(&broker, &hello, Some("greedy"), now).unwrap());
+    }
+    assert!(limit("greedy").is_some());
+    assert!(visit(&broker, "greedy", &Hello::new("new"), now).is_err());
+    assert_eq!(broker.session_limit("c0", Some("greedy")), None);
+    for n in 0..10 {
+        assert_eq!(limit("another"), None, "{n} absent sessions");
+        visit(&broker, "another", &Hello::new(&format!("a{n}")), now).unwrap();
+    }
+    assert_eq!(limit("another"), None);
+    assert_eq!(broker.session_limit("new", None), None);
+    assert!(limit("greedy").is_some());
+    let stats = broker.stats();
+    assert_eq!((stats.sessions, stats.evicted), (40, 0));
+    for n in 0..10 {
+        let hello = Hello::new(&format!("a{n}"));
+        connected.push(accept(&broker, &hello, Some("another"), now).unwrap());
+    }
+    assert!(limit("another").is_some());
+    assert!(broker.session_limit("new", None).is_some());
+    assert!(visit(&broker, "another", &Hello::new("new"), now).is_err());
+}
+
 #[test]
 fn sessions_of_one_user_leave_places_for_others() {
     let (log, now) = (TestLog::new(true), Instant::now());

@@ -9,7 +9,8 @@ use std::{
 use wire::{Packet, RetainForwardRule};
 
 use crate::{
-    Claim, Limits, Message, Options, Origin, QoS, Request, Service,
+    Claim, Limits, Message, Options, Origin, QoS, ReasonCode, RefusalCount, Refused, Request,
+    Service,
     dispatch::Turn,
     limits::{FILTERS_PER_STEP, WORK_PER_TURN_MAX, work},
     testing::*,
@@ -115,6 +116,45 @@ fn a_thousand_filters_in_one_packet_take_several_turns() {
     let success = |it: &&wire::UnsubAckReason| **it == wire::UnsubAckReason::Success;
     assert_eq!(ended.reasons.iter().filter(success).count(), FILTERS);
     assert_eq!(broker.stats().subscriptions, 0);
+}
+
+/// Regression: the broker discarded an answer above the Maximum Packet Size of the client, although
+/// the filters took effect.
+#[test]
+fn filters_with_an_answer_too_large_for_the_client_disconnect() {
+    const FITTING: usize = 95;
+    let (broker, now) = start(Limits::default());
+    let hello = Hello::new("a").set(|it| it.max_packet_size = Some(5 + FITTING as u32));
+    // The others need two steps.
+    let filters: Vec<_> = (0..120).map(|number| format!("t/{number}")).collect();
+    let fitting = subscribe_all(&filters[..FITTING]);
+    for (step, too_large) in [
+        subscribe_all(&filters),
+        subscribe_all(&filters[..=FITTING]),
+        unsubscribe(&filters),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut peer = Peer::new(&broker, &hello, now);
+        assert_eq!(
+            peer.send(std::slice::from_ref(&fitting), now),
+            Turn::Drained
+        );
+        let received = peer.receive();
+        assert!(matches!(received[..], [Packet::SubAck(_)]), "{received:?}");
+        assert_eq!(peer.send(&[too_large], now), Turn::Over);
+        let reason = wire::DisconnectReasonCode::PacketTooLarge;
+        assert_eq!(disconnected(&peer.receive()), Some(reason));
+        assert_eq!(broker.stats().subscriptions, FITTING);
+        let refused = RefusalCount {
+            what: Refused::Connection,
+            reason: ReasonCode::PACKET_TOO_LARGE,
+            count: step as u64 + 1,
+        };
+        assert_eq!(broker.refusals(), [refused]);
+        peer.lose(now);
+    }
 }
 
 #[test]
