@@ -20,7 +20,7 @@ pub enum ConfigError {
     #[error("the configuration file {0} is larger than {max} bytes", max = limits::CONFIG_FILE_BYTES_MAX)]
     Size(PathBuf),
     /// A key or a value of the file is wrong.
-    #[error("the configuration file {0} is wrong.\n{text}", text = .1.to_string().trim_end())]
+    #[error("the configuration file {0} is wrong{why}", why = Self::place_and_reason(.1))]
     File(PathBuf, Box<toml::de::Error>),
     /// The listener settings are refused.
     #[error(transparent)]
@@ -141,4 +141,61 @@ pub enum ConfigError {
     /// The password file could not be read.
     #[error("cannot read the password file {0}: {1}")]
     Password(PathBuf, #[source] std::io::Error),
+}
+
+impl ConfigError {
+    /// A text to show, with `***` instead of the user and the password of a URL in it: instead of
+    /// everything between the first `://` and the last `@`.
+    #[must_use]
+    pub fn without_login(text: &str) -> String {
+        let ends = text
+            .find("://")
+            .map(|at| at + "://".len())
+            .zip(text.rfind('@'));
+        match ends {
+            Some((from, to)) if from < to => format!("{}***{}", &text[..from], &text[to..]),
+            _ => text.to_owned(),
+        }
+    }
+
+    /// The place and the reason of an error of a file, in one line, as the end of a sentence. The
+    /// error's own text repeats the line of the file, in which any value may be a secret.
+    #[must_use]
+    pub fn place_and_reason(error: &toml::de::Error) -> String {
+        let text = error.to_string();
+        let mut lines = text.lines();
+        let place = lines.next();
+        let place = place.and_then(|it| it.strip_prefix("TOML parse error at "));
+        let reason = without_login_in_quotes(error.message());
+        let Some(place) = place else {
+            return format!(": {reason}");
+        };
+        // The next line is a margin. Then the line of the file follows, behind its number.
+        let line = lines.nth(1).and_then(|it| it.split_once(" | "));
+        let key = line.and_then(|(_, it)| it.split_once('='));
+        let key = key.map(|(key, _)| key.trim());
+        match key.filter(|it| is_key(it) && !reason.contains(&format!("`{it}`"))) {
+            Some(key) => format!(" at {place}, in `{key}`: {reason}"),
+            None => format!(" at {place}: {reason}"),
+        }
+    }
+}
+
+/// Whether this is a key without quotes.
+fn is_key(text: &str) -> bool {
+    let is_of_key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    !text.is_empty() && text.chars().all(is_of_key)
+}
+
+/// A reason without the login of a URL in the value that it repeats. It repeats values in quotes or
+/// backticks, and may name other URLs behind them.
+fn without_login_in_quotes(reason: &str) -> String {
+    let quotes = ['"', '`'];
+    match (reason.find(quotes), reason.rfind(quotes)) {
+        (Some(from), Some(to)) => {
+            let value = ConfigError::without_login(&reason[from..to]);
+            format!("{}{value}{}", &reason[..from], &reason[to..])
+        }
+        _ => reason.to_owned(),
+    }
 }

@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bounds::Bounds;
 use super::layer::Layer;
@@ -63,6 +63,8 @@ struct Rereader {
     flags: Flags,
     /// The keys of the file at the start.
     started: toml::Table,
+    /// The keys of the file that was accepted last.
+    last: Mutex<toml::Table>,
     /// Whether the store is a client of a foreign broker.
     attached: bool,
 }
@@ -78,6 +80,7 @@ impl Rereader {
         Self {
             path,
             flags,
+            last: Mutex::new(started.clone()),
             started,
             attached,
         }
@@ -88,7 +91,7 @@ impl Rereader {
         let keys = file::parse(&self.path, &text)?;
         let file = file::settings(&self.path, &text)?;
         let bounds = Config::of(self.flags.clone().over(file))?.bounds;
-        let pending = pending(&self.started, &keys, self.attached);
+        let pending = self.newly_pending(keys);
         // A refused file is read every second, so nothing is logged before.
         if !pending.is_empty() {
             tracing::warn!(
@@ -98,6 +101,17 @@ impl Rereader {
             );
         }
         Ok(bounds)
+    }
+
+    /// Keys of an accepted file that take effect at the next start, and that differ from the file
+    /// before, so that each change is named once.
+    fn newly_pending(&self, keys: toml::Table) -> Vec<String> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = pending(&self.started, &keys, self.attached);
+        pending.retain(|key| last.get(*key) != keys.get(*key));
+        let names = pending.into_iter().map(str::to_owned).collect();
+        *last = keys;
+        names
     }
 }
 
@@ -166,6 +180,23 @@ mod tests {
         fs::write(path, text).unwrap();
         let config = Config::load(flags(path)).unwrap();
         Rereader::new(path.to_owned(), flags(path), table(text), &config)
+    }
+
+    /// Regression: each reload named them again.
+    #[test]
+    fn changed_keys_that_need_a_restart_are_named_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("statehouse.toml");
+        let again = again(&path, "log_filter = \"info\"\n");
+        let pending = |text: &str| again.newly_pending(table(text));
+        assert_eq!(pending("max_keys = 7\n"), ["log_filter"]);
+        assert_eq!(pending("max_keys = 8\n"), [""; 0]);
+        let changed = pending("log_filter = \"debug\"\nlog = \"json\"\n");
+        assert_eq!(changed, ["log", "log_filter"]);
+        let back = pending("log_filter = \"info\"\nlog = \"json\"\n");
+        assert_eq!(back, [""; 0], "the value of the start");
+        let changed = pending("log_filter = \"debug\"\nlog = \"json\"\n");
+        assert_eq!(changed, ["log_filter"]);
     }
 
     #[test]

@@ -69,6 +69,22 @@ fn flags_win_over_the_file() {
     assert_eq!(config.node, "gateway-7");
 }
 
+/// Regression: the documents and an error text name 0, which was refused.
+#[test]
+fn zero_is_a_duration_without_a_unit() {
+    for text in ["history_retention = 0\n", "history_retention = \"0\"\n"] {
+        let (_directory, flags) = flags_with(text);
+        assert_eq!(Config::load(flags).unwrap().storage.history_ms, 0, "{text}");
+    }
+    let (_directory, mut flags) = flags_with("");
+    flags.history_retention = Some("0".parse().unwrap());
+    assert_eq!(Config::load(flags).unwrap().storage.history_ms, 0);
+    let (_directory, flags) = flags_with("sync_interval = 0\n");
+    let error = Config::load(flags).unwrap_err().to_string();
+    assert!(error.contains("sync_interval"), "{error}");
+    assert!("1".parse::<Span>().is_err());
+}
+
 #[test]
 fn errors_of_flags_name_the_range() {
     let command = <Flags as clap::Args>::augment_args(clap::Command::new("serve"));
@@ -127,6 +143,9 @@ fn errors_name_the_line() {
         ("dialect = \"redis\"\n", 1, "unknown variant `redis`"),
         ("max_packet_bytes = 12\n", 1, "at least 1024"),
         ("node = \"a:b\"\n", 1, "no `:`"),
+        ("node = \"a\\u0007\"\n", 1, "no control characters"),
+        ("node = \"a\\uFDD0\"\n", 1, "no Unicode noncharacters"),
+        ("node = \"a\\U0010FFFF\"\n", 1, "no Unicode noncharacters"),
         ("max_key_bytes = 1000000\n", 1, "a key has 1 to 65535 bytes"),
     ] {
         let error = file(text).unwrap_err().to_string();
@@ -135,6 +154,38 @@ fn errors_name_the_line() {
             error.contains(&format!("line {line},")) && error.contains(expected),
             "{error}"
         );
+    }
+}
+
+/// Regression: the log and standard error got the whole line.
+#[test]
+fn errors_show_no_secret_of_the_file() {
+    for (text, named) in [
+        ("broker = \"mqtt://u:SECRET%@h\"\n", "in `broker`"),
+        ("broker = \"mqtt://u:SECRET@h:1x\"\n", "in `broker`"),
+        ("broker = \"mqtt://u:SECRET@h\n", "line 1,"),
+        ("broker = [\"mqtt://u:SECRET@h\"]\n", "in `broker`"),
+        ("broker = \"mqtt://u:SECRET@h\" max_keys = 1\n", "line 1,"),
+        ("max_keys = 0 # SECRET\n", "in `max_keys`"),
+        ("max_keys = \"mqtt://u:SECRET@h\"\n", "in `max_keys`"),
+        ("listen = [\"mqtt://u:SECRET@h\"]\n", "in `listen`"),
+        ("dialect = \"mqtt://u:SECRET@h\"\n", "mqtt://***@h"),
+        ("broker_passwd = \"SECRET\"\n", "`broker_passwd`"),
+        ("\"SECRET = 1\n", "line 1,"),
+        ("traces = \"http://u:SECRET@h\"\n", "in `traces`"),
+    ] {
+        let error = file(text).unwrap_err().to_string();
+        assert!(!error.contains("SECRET"), "{error}");
+        assert!(error.contains(named), "{text}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+    for (text, shown) in [
+        ("mqtt://u:p@ss@h:1", "mqtt://***@h:1"),
+        ("mqtt://h", "mqtt://h"),
+        ("u@h", "u@h"),
+        ("me@h, not mqtt://h", "me@h, not mqtt://h"),
+    ] {
+        assert_eq!(ConfigError::without_login(text), shown);
     }
 }
 

@@ -58,7 +58,8 @@ pub enum DialectSetting {
     Documents,
 }
 
-/// The node name in this store's versions.
+/// The node name in this store's versions. MQTT clients may refuse a string property that contains
+/// control characters or noncharacters (MQTT 5 section 1.5.4), and versions are such properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node(pub(super) String);
 
@@ -66,8 +67,14 @@ impl FromStr for Node {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.is_empty() || text.len() > 64 || text.contains([':', '\0']) {
-            return Err("a node name has 1 to 64 bytes and no `:`".into());
+        let is_noncharacter = |c: char| {
+            let code = u32::from(c);
+            (0xFDD0..=0xFDEF).contains(&code) || code & 0xFFFE == 0xFFFE
+        };
+        let is_forbidden = |c: char| c == ':' || c.is_control() || is_noncharacter(c);
+        if text.is_empty() || text.len() > 64 || text.contains(is_forbidden) {
+            let form = "no `:`, no control characters and no Unicode noncharacters";
+            return Err(format!("a node name has 1 to 64 bytes, {form}"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -279,6 +286,10 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        // Zero is the same in every unit.
+        if text == "0" {
+            return Ok(Self(Duration::ZERO));
+        }
         statehouse_client::parse_duration(text)
             .map(Self)
             .map_err(|error| format!("`{text}` is {error}"))

@@ -61,7 +61,8 @@ pub struct Plan {
     pub pace: Pace,
     /// The number of connections that send requests.
     pub connections: usize,
-    /// The maximum number of requests in flight per connection. `None`: the server's maximum.
+    /// The maximum number of requests in flight per connection. `None`: the server's maximum. A
+    /// [`Job::Mix`] with more than the server's maximum fails; other jobs lower it to that.
     pub in_flight: Option<u16>,
     /// The number of connections that watch one key each. They take the keys in turn.
     pub watchers: usize,

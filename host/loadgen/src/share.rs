@@ -17,7 +17,7 @@ use super::pace::{Pace, Turns};
 use super::protocol::{Protocol, Role};
 use super::run::Run;
 use super::tally::Tally;
-use super::work::Source;
+use super::work::{Job, Source};
 use super::{LoadError, Plan};
 
 /// The clients of thread `number` of `threads`.
@@ -86,9 +86,12 @@ impl Share<'_> {
             let connection =
                 Connection::open(plan.address, encryption, client, plan.timeout).await?;
             let max = connection.in_flight_max();
-            let in_flight = match plan.in_flight {
-                Some(asked) if asked > max => return Err(LoadError::InFlight { asked, max }),
-                in_flight => in_flight.unwrap_or(max),
+            let in_flight = match (plan.in_flight, plan.job) {
+                (Some(asked), Job::Fill | Job::Clean) => asked.min(max),
+                (Some(asked), Job::Mix { .. }) if asked > max => {
+                    return Err(LoadError::InFlight { asked, max });
+                }
+                (in_flight, _) => in_flight.unwrap_or(max),
             };
             senders.push((number, in_flight, connection));
         }

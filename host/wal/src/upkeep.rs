@@ -25,8 +25,8 @@ use statehouse_protocol::LogPosition;
 pub enum Room {
     /// The log may grow.
     Plenty,
-    /// The log has almost filled the room that the next snapshot leaves. Requests that add data
-    /// should wait for that snapshot.
+    /// The log has almost filled the room that the next snapshot leaves, and a snapshot would free
+    /// some. Requests that add data should wait for that snapshot.
     Tight,
     /// The disk is almost full. Only requests that free space should be written.
     Reserve,
@@ -111,7 +111,7 @@ impl Log {
         let refuses = self.is_short.load(Ordering::Acquire)
             || appended >= self.refuse_at_bytes.load(Ordering::Acquire);
         if !refuses {
-            return match appended >= self.wait_at_bytes.load(Ordering::Acquire) {
+            return match self.is_tight() && self.has_grown() {
                 true => Room::Tight,
                 false => Room::Plenty,
             };
@@ -125,6 +125,25 @@ impl Log {
         } else {
             Room::None
         }
+    }
+
+    /// Whether the log has almost filled the room that the next snapshot leaves.
+    fn is_tight(&self) -> bool {
+        let appended = self.appended_bytes.load(Ordering::Acquire);
+        appended >= self.wait_at_bytes.load(Ordering::Acquire)
+    }
+
+    /// Whether a snapshot would free any room. If not, the last segment alone may fill the log: one
+    /// that was made for a long record. Only another record begins a segment after it, so a client
+    /// that waited would wait for itself.
+    fn has_grown(&self) -> bool {
+        self.unwritten_bytes() > 0 || self.since_snapshot_bytes() > 0
+    }
+
+    /// Bytes that were written since the newest snapshot began.
+    fn since_snapshot_bytes(&self) -> u64 {
+        let written = self.written_bytes.load(Ordering::Acquire);
+        written.saturating_sub(self.snapshot_at_bytes.load(Ordering::Acquire))
     }
 
     /// Whether this many bytes can be appended before [`Room::Reserve`].
@@ -225,8 +244,7 @@ impl Log {
     /// Whether the log after the last snapshot is long enough for another one.
     #[must_use]
     pub fn snapshot_due(&self) -> bool {
-        let written = self.written_bytes.load(Ordering::Acquire);
-        let since = written.saturating_sub(self.snapshot_at_bytes.load(Ordering::Acquire));
+        let since = self.since_snapshot_bytes();
         // While only removals are accepted, the log hardly grows, and only a snapshot frees space.
         // It cannot be finished while a group waits for room.
         !self.waits_for_room()
@@ -241,7 +259,7 @@ impl Log {
 
     /// Whether only a snapshot or removals can free space.
     pub(crate) fn is_short(&self) -> bool {
-        self.room() != Room::Plenty
+        self.is_tight() || self.room() != Room::Plenty
     }
 
     /// Length of the log after a snapshot at which the next snapshot is due.

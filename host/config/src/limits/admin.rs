@@ -61,6 +61,10 @@ pub const ADMIN_HEADER_BYTES_MAX: usize = 16 << 10;
 /// The time limit for a body: the largest policy over loopback takes a second.
 pub const ADMIN_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long a body may make no progress. It must be well below [`ADMIN_UPLOAD_WAIT`], so that
+/// uploads that wait for the room of a stalled one are not refused.
+pub const ADMIN_BODY_STALL: Duration = Duration::from_secs(10);
+
 /// How long the body of a refused request is discarded, so that its sender reads the answer.
 pub const ADMIN_DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -30,6 +30,10 @@ pub const CLUSTER_HOLD: Duration = Duration::from_secs(10);
 /// and there may be ten thousand clients.
 pub const CLUSTER_HOLD_CHECK: Duration = Duration::from_secs(1);
 
+/// Unread bytes of a client that has closed its connection, among which a DISCONNECT is looked for.
+/// Systems receive about as much before a program reads.
+pub const CLUSTER_BURST_BYTES_MAX: usize = 64 << 10;
+
 /// The pause after a failed connection to the leader, for all clients together. Without it, ten
 /// thousand waiting clients would connect in a loop.
 pub const CLUSTER_RETRY: Duration = Duration::from_millis(200);

@@ -190,3 +190,28 @@ fn disk_full_of_history_is_reused() {
     wait_until("room", || wal.room() == Room::Plenty);
     overwrite(&wal, 10 << 20);
 }
+
+/// A segment for one long record may take the room of the log. The newest snapshot holds that
+/// record, so no snapshot is due before the next one.
+#[test]
+fn snapshot_of_all_records_leaves_nothing_to_wait_for() {
+    let disk = Simulation::new(1);
+    disk.limit_bytes(Some(4 << 20));
+    let (log, ..) = open(&disk, Options::default()).expect("opens");
+    let state = vec![vec![7; 100_000]; 12];
+    commit(&log, &[1; 1_200_000]);
+    snapshot(&log, &state, 1).expect("no faults");
+    log.maintain(1).expect("there is room");
+    assert!(log.is_short(), "the segment is not long enough");
+    assert!(!log.snapshot_due());
+    assert_eq!(log.room(), Room::Plenty);
+    log.append(&[&[1; 1000]]).expect("small");
+    assert_eq!(log.room(), Room::Tight);
+    log.commit().expect("no faults");
+    assert!(log.snapshot_due());
+    assert_eq!(log.room(), Room::Tight);
+    snapshot(&log, &state, 1).expect("no faults");
+    log.maintain(1).expect("there is room");
+    assert_eq!(log.room(), Room::Plenty);
+    assert!(!log.is_short());
+}
