@@ -228,11 +228,11 @@ fn run_follow(host: &mut impl Host, request: &Request, follow: &Follow) -> Resul
     if !notify::topic_fits(client, key) {
         return Err(Refusal::Syntax);
     }
-    let since = since.map(|since| version(request, since)).transpose()?;
     let key = Bytes::Span(key);
     if scope == Scope::Key {
         host.head(&key, Access::Read)?;
     }
+    let since = since.map(|since| version(request, since)).transpose()?;
     if stop {
         let watched = host.unfollow(scope, &key)?;
         return Ok(Done {

@@ -180,7 +180,14 @@ fn pages_and_hidden_keys_are_those_of_the_host() {
     assert_eq!(host.load(&a, 0, 9), Ok(Some(b"v".to_vec())));
     drop(host);
     request.client = None;
-    assert_eq!(table.begin(&request).watch(&a), Err(Fault::Denied));
+    let mut host = table.begin(&request);
+    assert_eq!(host.watch(&a), Err(Fault::Denied));
+    let since = Stamp {
+        wall: 0,
+        counter: 0,
+    };
+    let followed = host.follow_since(Scope::Prefix, &a, since).map(drop);
+    assert_eq!(followed, Err(Fault::Denied));
 }
 
 #[test]

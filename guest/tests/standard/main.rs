@@ -118,6 +118,7 @@ fn rights_come_before_timestamp_and_fence() {
         &[b"GET" as &[u8], b"k"] as &[&[u8]],
         &[b"KEYNOTIFY", b"k"],
         &[b"KEYNOTIFY", b"k", b"STOP"],
+        &[b"KEYNOTIFY", b"k", b"FROM", b"no version"],
     ] {
         assert_eq!(call(&mut table, words).bytes, denied);
     }

@@ -348,8 +348,8 @@ impl Output {
         self.work.notify_one();
     }
 
-    /// Writes the buffer in place of the writer, which sleeps and would be woken otherwise; only
-    /// then no other thread writes. Wakes the writer if bytes remain.
+    /// Writes the buffer in place of the writer, which sleeps and would be woken otherwise. Wakes
+    /// the writer if bytes remain.
     pub(crate) fn write_now(&self) {
         if !self.write_all_now() {
             self.wake_writer();
@@ -363,7 +363,9 @@ impl Output {
         };
         let mut state = self.lock();
         let open = state.open_bytes();
-        if open == 0 || state.starved || state.closing {
+        // The writer also writes after `Work::Refill`, while another thread was to write for it.
+        let is_writing = state.writing_bytes > 0;
+        if open == 0 || is_writing || state.starved || state.closing {
             return false;
         }
         // On an error write nothing: the writer will get the same error.

@@ -208,8 +208,10 @@ impl Recovery {
         let Some(session) = self.sessions.get_mut(&session) else {
             return;
         };
-        let bytes = content.message.cost_bytes();
-        if self.messages.bytes.saturating_add(bytes) > self.messages.bytes_max {
+        // The snapshot may hold the message already.
+        let old = session.messages.get(&number).map_or(0, SavedMessage::bytes);
+        let bytes = (self.messages.bytes - old).saturating_add(content.message.cost_bytes());
+        if bytes > self.messages.bytes_max {
             self.lost_messages += 1;
             return;
         }
@@ -217,9 +219,8 @@ impl Recovery {
             packet_id: None,
             content: Some(content),
         };
-        let old = session.messages.insert(number, saved);
-        let old = old.map_or(0, |old| old.bytes());
-        self.messages.bytes = self.messages.bytes + bytes - old;
+        session.messages.insert(number, saved);
+        self.messages.bytes = bytes;
     }
 
     /// Subtracts a removed session from the sums.

@@ -227,8 +227,12 @@ impl Session {
         will.map_or(0, |will| will.message.cost_bytes())
     }
 
-    pub(crate) fn belongs_to_other_user(&self, user: Option<&str>) -> bool {
-        self.owner.is_some() && self.owner.as_deref() != user
+    /// Whether a client of this user may resume the session. A session may only be resumed by the
+    /// user who created it, since its queued messages belong to that user.
+    pub(crate) fn is_resumable(&self, user: Option<&str>, now: Instant) -> bool {
+        let is_of_other_user = self.owner.is_some() && self.owner.as_deref() != user;
+        // Without an expiry it ends with its connection.
+        self.expiry_s > 0 && !self.is_over(now) && !is_of_other_user
     }
 
     /// Makes this user the owner if the session has none. Must be called after

@@ -122,9 +122,11 @@ pub(crate) fn write(writers: &[Arc<Output>]) {
 
 #[cfg(test)]
 mod tests {
+    use bytes::BytesMut;
+
     use super::*;
     use crate::barrier::Barrier;
-    use crate::output::Direct;
+    use crate::output::{Direct, Work};
 
     /// Accepts all bytes and records each write.
     #[derive(Debug, Default)]
@@ -219,6 +221,28 @@ mod tests {
         drop((stuck, next));
         assert_eq!(written(&socket), [b"a", b"b"]);
         assert_eq!(turn(&batching, &output, b"c").len(), 1, "no batch is open");
+    }
+
+    #[tokio::test]
+    async fn direct_write_never_overtakes_the_writer() {
+        let (output, socket) = connection();
+        let put = |packet: &'static [u8]| {
+            let encode = |out: &mut BytesMut| out.extend_from_slice(packet);
+            output.put(Barrier::NONE, encode).unwrap().wake
+        };
+        assert!(put(b"a"), "a thread is to write in place of the writer");
+        let mut chunk = BytesMut::new();
+        // The writer is awake nevertheless, as after a refill.
+        assert_eq!(output.take(&mut chunk).await, Work::Write);
+        put(b"b");
+        output.write_now();
+        assert!(
+            written(&socket).is_empty(),
+            "the writer has not written yet"
+        );
+        output.written(&mut chunk);
+        assert_eq!(output.take(&mut chunk).await, Work::Write);
+        assert_eq!(&chunk[..], b"b");
     }
 
     #[test]

@@ -300,6 +300,19 @@ fn answer_above_the_default_fuel_limit_is_stored_whole() {
     assert_eq!(payload, StoredPayload::Digest(blake3::hash(&answer)));
 }
 
+/// Regression test: the response to a GET said where its value was persisted, if a rule had counted
+/// the GET in a hidden key.
+#[test]
+fn hidden_key_is_not_said_to_be_persisted() {
+    let mut core = faulty_core();
+    for (words, expected) in [(&["HIDE", "k"][..], false), (&["SET", "k", "fine"], true)] {
+        let (effects, answer) = ask(&mut core, "c", words);
+        assert_eq!(answer, "+OK\r\n");
+        let remembered = effects.handled.expect("it wrote").remembered;
+        assert_eq!(remembered.outcome.put, expected, "{words:?}");
+    }
+}
+
 /// Regression test: each expired key caused its own failure under the lock. With the watchdog, one
 /// sweep took two minutes.
 #[test]

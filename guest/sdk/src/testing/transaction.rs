@@ -191,6 +191,13 @@ impl<'a> Transaction<'a> {
         }
     }
 
+    /// The version of the last change of a visible key, or that before all known changes.
+    fn last_change(&self) -> Stamp {
+        let (before, known) = &self.table.changes;
+        let last = self.pending.last().or(known.last());
+        last.map_or(*before, |it| it.change.version)
+    }
+
     /// The number of entries after a commit.
     fn entry_count(&self) -> usize {
         let now = self.table.now_ms;
@@ -412,7 +419,7 @@ impl Host for Transaction<'_> {
             self.allow(&key, Right::Read)?;
         }
         self.begin_watch((scope == Scope::Prefix, key))?;
-        Ok(self.clock)
+        Ok(self.last_change())
     }
 
     fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault> {
@@ -420,6 +427,9 @@ impl Host for Transaction<'_> {
             self.allow(&self.key(key), Right::Read)?;
         }
         assert!(self.missed.is_none(), "more than one watch since a version");
+        if self.request.client.is_none() {
+            return Err(Fault::Denied);
+        }
         let position = |it: Stamp| (it.wall, it.counter);
         let is_since = |it: &Pending| position(it.change.version) == position(since);
         // A later version is of a change of this request, or was revoked by a restore.

@@ -121,7 +121,7 @@ pub struct Answer {
     pub repeat: Repeat,
     /// The number of the policy's command.
     pub command: Option<u16>,
-    /// Whether the request put anything.
+    /// Whether the request put a visible key.
     pub put: bool,
 }
 

@@ -236,7 +236,7 @@ impl Store {
             });
             effects.note_watches(request.peer, changes.collect());
         }
-        answer.put = writes.iter().any(|write| write.entry().is_some());
+        answer.put = writes.iter().any(Write::is_visible_put);
         // A removal that was refused for want of room is not in the captured reads, so a request
         // with a refusal must not be re-executed on them.
         let is_full = self.is_full();

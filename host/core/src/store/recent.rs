@@ -90,7 +90,7 @@ impl Recent {
         }
         let next = self.changes.partition_point(|it| it.version() <= version);
         let before = next.checked_sub(1).and_then(|at| self.changes.get(at));
-        let before = before.map_or(Stamp::default(), Change::version);
+        let before = before.map_or(self.known_after, Change::version);
         // The run that assigned this version lost it: no change since the start reached it. The
         // version at a start itself is never lost.
         let is_lost = |start: &Stamp| *start < version && before <= *start;
@@ -104,6 +104,13 @@ impl Recent {
     /// The version of the last change: later changes are [`since`](Self::since) it.
     pub fn last(&self) -> Stamp {
         (self.changes.back()).map_or(self.known_after, Change::version)
+    }
+
+    /// The version of the last change, or of a later start. Never that of a hidden key: since such
+    /// a version, changes may count as unknown, as since one that an earlier run lost.
+    pub(super) fn last_known(&self) -> Stamp {
+        let start = self.starts.back().copied().unwrap_or_default();
+        self.last().max(start)
     }
 }
 
@@ -180,6 +187,19 @@ mod tests {
         assert_eq!(walls(&recent, 5), None);
         assert_eq!(walls(&recent, 7), Some(vec![8, 11]));
         assert_eq!(walls(&recent, 9), Some(vec![11]));
+    }
+
+    /// Regression: after a start, the version of the last evicted change counted as lost. So no
+    /// watch could be resumed after a change that is larger than the limit.
+    #[test]
+    fn changes_since_the_last_evicted_one_are_known() {
+        let mut recent = Recent::default();
+        recent.note_start(at(0));
+        recent.note(&[removal(1)], 0);
+        assert_eq!(recent.last_known(), at(1));
+        assert_eq!((walls(&recent, 0), walls(&recent, 1)), (None, Some(vec![])));
+        recent.note(&[removal(2)], u64::MAX);
+        assert_eq!(walls(&recent, 1), Some(vec![2]));
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub struct Outcome {
     pub version: Option<Stamp>,
     /// The number of the policy's command.
     pub command: Option<u16>,
-    /// Whether the request put anything.
+    /// Whether the request put a visible key. Version 0.1.0 counted hidden keys, too.
     pub put: bool,
 }
 

@@ -199,10 +199,7 @@ pub(super) fn run(
     }
     let mut transaction = call.end();
     let guessed = transaction.guessed();
-    let puts = transaction
-        .staged()
-        .iter()
-        .any(|write| write.entry().is_some());
+    let puts = transaction.staged().iter().any(Write::is_visible_put);
     let mut answer = answer.map(|(answer, _)| Answer {
         put: puts,
         ..answer

@@ -89,6 +89,11 @@ impl Write {
         self.change.entry()
     }
 
+    /// Whether it stores a value that clients see.
+    pub(super) fn is_visible_put(&self) -> bool {
+        !self.hidden && self.entry().is_some()
+    }
+
     /// Whether the key was removed because it expired.
     pub fn expired(&self) -> bool {
         matches!(self.change, Change::Expired(..))

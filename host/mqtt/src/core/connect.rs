@@ -76,7 +76,7 @@ impl Core {
         let will = connect.will.take();
         // Must come before the core changes a session that another connection may have.
         self.authorize_connect(&origin, peer, will.as_ref())?;
-        let session_expiry_s = self.granted_session_expiry_s(&connect, &client);
+        let session_expiry_s = self.granted_session_expiry_s(&connect, &origin, now);
         let keep_alive_s = self.granted_keep_alive_s(connect.version, connect.keep_alive_s);
         let assigned = assigned.then_some(&*client);
         let mut connack = self.connack(&connect, assigned, session_expiry_s, keep_alive_s);
@@ -144,8 +144,10 @@ impl Core {
 
     /// The Session Expiry Interval that a CONNECT is granted. While the log has no room, a new
     /// session must not outlive its connection. The CONNACK announces the shorter expiry.
-    fn granted_session_expiry_s(&self, connect: &Connect, client: &str) -> u32 {
-        let resumes = !connect.clean_start && self.by_client.contains_key(client);
+    fn granted_session_expiry_s(&self, connect: &Connect, origin: &Origin, now: Instant) -> u32 {
+        let user = origin.identity.user.as_deref();
+        let existing = self.session_of(&origin.client);
+        let resumes = !connect.clean_start && existing.is_some_and(|it| it.is_resumable(user, now));
         match resumes || self.change_log.has_room() {
             true => connect
                 .session_expiry_s
@@ -226,9 +228,8 @@ impl Core {
         let Some(session) = self.session(key) else {
             return previous;
         };
-        // The timers may be late, so due expiries and wills are handled first. A session may only
-        // be resumed by the user who created it, since its queued messages belong to that user.
-        if clean_start || session.is_over(now) || session.belongs_to_other_user(user) {
+        // The timers may be late, so due expiries and wills are handled first.
+        if clean_start || !session.is_resumable(user, now) {
             self.end_session(key, now);
         } else if session.is_will_due(now) {
             self.send_will(key, now);

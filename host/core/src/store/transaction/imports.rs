@@ -170,7 +170,7 @@ impl Host for Transaction {
             _ => None,
         };
         self.import(ImportKind::Follow, recorded, Imported::Followed, |it| {
-            let version = it.hlc.last();
+            let version = it.last_change();
             it.stage_watch(scope, key).map(|()| version)
         })
     }

@@ -13,6 +13,7 @@ use crate::clock::Stamp;
 use crate::limits;
 use crate::log::JournalRoom;
 use crate::policy::{Denial, Fault, Reached};
+use statehouse_protocol::Peer;
 use statehouse_protocol::rights::Right;
 
 /// Checks the length of a prefix to watch. An empty one covers all keys.
@@ -25,28 +26,32 @@ fn check_prefix(prefix: &[u8]) -> Result<(), Denial> {
 }
 
 impl Transaction {
+    /// The client of the request, if it can be notified: without a client id, no notification has a
+    /// topic.
+    fn watcher(&self) -> Result<&Peer, Denial> {
+        match &self.origin {
+            Some(origin) if origin.peer.known().is_some() => Ok(&origin.peer),
+            Some(_) => Err(Denial::Fault(Fault::Denied)),
+            None => Err(Denial::Violation("a watch without a connection")),
+        }
+    }
+
     /// Stages the beginning of a watch.
     pub(super) fn stage_watch(&mut self, scope: Scope, key: &[u8]) -> Result<(), Denial> {
         match scope {
             Scope::Key => self.check_key(key)?,
             Scope::Prefix => check_prefix(key)?,
         }
-        let Some(origin) = &self.origin else {
-            return Err(Denial::Violation("a watch without a connection"));
-        };
-        // Without a client id, no notification has a topic.
-        if origin.peer.known().is_none() {
-            return Err(Denial::Fault(Fault::Denied));
-        }
+        let peer = self.watcher()?;
         if self.watches.len() >= limits::STAGED_WATCHES_MAX {
             return Err(Denial::Violation("more watches than one request may stage"));
         }
         let watches = &self.state.watches;
         // On a full disk, recorded watches must not use the room that removals need.
-        let recorded = watches.are_durable() && !watches.contains(scope, key, &origin.peer);
+        let recorded = watches.are_durable() && !watches.contains(scope, key, peer);
         let room = match recorded && self.quota.journal != JournalRoom::Growth {
             true => Err(Exceeded::Disk),
-            false => watches.check(&origin.peer, scope, key, &self.quota),
+            false => watches.check(peer, scope, key, &self.quota),
         };
         room.map_err(|bound| self.exceeds(bound))?;
         self.watch_rights = self.rights.granted().cloned();
@@ -67,7 +72,8 @@ impl Transaction {
         if self.missed.is_some() {
             return Err(Denial::Violation("more than one watch since a version"));
         }
-        let last = self.hlc.last();
+        self.watcher()?;
+        let last = self.last_change().max(since);
         let committed = self.state.hlc.last();
         // A later version is of a change of this request, or was revoked by a restore.
         if since > committed && !self.changes().any(|it| it.version() == since) {
@@ -183,6 +189,23 @@ mod tests {
         }
     }
 
+    /// Regression: the first of many missed changes were sent.
+    #[test]
+    fn client_without_an_id_is_sent_no_missed_changes() {
+        let mut state = Box::<State>::default();
+        for part in 0..3_u8 {
+            let mut it = begin(state, "a");
+            for number in 0..50_u8 {
+                put(&mut it, &[part, number]);
+            }
+            (state, ..) = it.commit();
+        }
+        let mut unknown = begin(state, "");
+        let refused = unknown.follow_since(policy::Scope::Prefix, b"", Stamp::default());
+        assert!(matches!(refused, Err(Denial::Fault(Fault::Denied))));
+        assert!(versions_of_missed(&mut unknown).is_empty());
+    }
+
     /// Regression: the version was that of the request before, and "the watch reports all later
     /// changes" was false.
     #[test]
@@ -217,6 +240,22 @@ mod tests {
         let reached = it.follow_since(scope, b"", staged).unwrap();
         assert_eq!(reached, complete(staged));
         assert!(versions_of_missed(&mut it).is_empty());
+    }
+
+    /// Regression: the version of the hidden key counted as one that an earlier run had lost.
+    #[test]
+    fn watch_after_a_hidden_write_can_be_resumed() {
+        let mut state = Box::<State>::default();
+        state.recent.note_start(Stamp::default());
+        let mut it = begin(state, "a");
+        it.head(b"hidden", policy::Access::Hidden).unwrap();
+        put(&mut it, b"hidden");
+        let scope = policy::Scope::Prefix;
+        let version = it.follow(scope, b"").unwrap();
+        let (state, ..) = it.commit();
+        let mut it = begin(state, "a");
+        let reached = it.follow_since(scope, b"", version).unwrap();
+        assert_eq!((reached.version, reached.complete), (version, true));
     }
 
     /// Regression: one request compared all changes of long keys with all patterns.

@@ -211,15 +211,31 @@ fn full_log_does_not_turn_a_normal_disconnect_into_a_violation() {
     }
 }
 
+/// The Session Expiry Interval of the CONNACK.
+fn expiry(peer: &Peer) -> Option<u32> {
+    let properties = peer.connack.properties.as_ref();
+    properties.and_then(|it| it.session_expiry_interval)
+}
+
+/// A session that ends at the CONNECT of its client is not resumed.
+#[test]
+fn full_log_makes_sessions_transient_that_replace_others() {
+    let (log, broker, now) = broker();
+    let _lost = Peer::new(&broker, &Hello::new("lost").expiry(0), now);
+    Peer::leave_subscribed(&broker, "taken", now);
+    log.set_full(true);
+    let again = Peer::new(&broker, &Hello::new("lost"), now);
+    assert!(!again.connack.session_present);
+    assert_eq!(expiry(&again), Some(0));
+    accept(&broker, &Hello::new("taken"), Some("another user"), now).unwrap();
+    assert_eq!(log.recovery().sessions.len(), 0);
+}
+
 #[test]
 fn full_log_makes_new_sessions_transient_and_resumes_old_ones() {
     let (log, broker, now) = broker();
     Peer::leave_subscribed(&broker, "old", now);
     log.set_full(true);
-    let expiry = |peer: &Peer| {
-        let properties = peer.connack.properties.as_ref();
-        properties.and_then(|it| it.session_expiry_interval)
-    };
     let mut new = Peer::new(&broker, &Hello::new("new"), now);
     assert_eq!(expiry(&new), Some(0));
     let granted = new.subscribe("t", Q::AtLeastOnce, now);

@@ -236,6 +236,30 @@ fn recovery_limits_wills_and_messages() {
     assert_eq!(unbounded.held_bytes(), 0);
 }
 
+/// A message that the snapshot and a later record hold takes room once.
+#[test]
+fn recovery_keeps_messages_that_fill_their_limit() {
+    let (log, now) = (TestLog::new(true), Instant::now());
+    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
+    Peer::leave_subscribed(&broker, "reader", now);
+    let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
+    let before = log.len();
+    for id in 1..=3 {
+        writer.publish("t", Q::AtLeastOnce, id, "x", now);
+    }
+    let limits = Limits {
+        queue_bytes_total_max: broker.stats().queued_bytes,
+        ..Limits::default()
+    };
+    let mut recovery = Recovery::within(&limits);
+    for piece in image(&broker, 1 << 20) {
+        recovery.apply(&piece).unwrap();
+    }
+    log.replay(&mut recovery, before);
+    assert_eq!(recovery.lost_messages, 0);
+    assert_eq!(recovery.held_bytes(), limits.queue_bytes_total_max);
+}
+
 fn sessions(sessions_max: usize) -> Limits {
     Limits {
         sessions_max,
