@@ -6,6 +6,7 @@
 pub(crate) mod appended;
 mod client_id;
 mod disk;
+mod recovering;
 #[cfg(test)]
 mod restore_tests;
 mod rights;
@@ -26,9 +27,11 @@ use statehouse_config::{Durability, Storage, limits};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::log::{Forgotten, Image, Progress, sessions_block};
 use statehouse_core::store::Mode;
-use statehouse_offline::{ClusterMark, PastError, is_unfinished};
+use statehouse_offline::{ClusterMark, ImageSink, PastError, is_unfinished};
 use statehouse_protocol::Shown;
 use statehouse_server::{Server, logging};
+
+use recovering::{Recovering, check_clock};
 
 pub use disk::Disk;
 
@@ -161,9 +164,10 @@ pub fn look(storage: &Storage) -> Result<Found, StorageError> {
     refuse_no_store(storage)?;
     let disk = Directory::read_only(&storage.directory).map_err(failed)?;
     let mut image = empty_image(storage, &disk)?;
-    let mut sink = statehouse_offline::ImageSink(&mut image);
+    let mut sink = ImageSink(&mut image);
     statehouse_wal::read(&disk, Base::Newest, LogPosition::END, &mut sink).map_err(failed)?;
-    finish(&mut image, storage, wall_ms())?;
+    image.finish();
+    check_clock(image.now_ms, storage, wall_ms())?;
     probe_room(&storage.directory, 0).map_err(failed)?;
     check_client_id(&storage.directory)?;
     Ok(Found {
@@ -204,19 +208,6 @@ fn empty_image(storage: &Storage, disk: &Directory) -> Result<Image, StorageErro
     Ok(image)
 }
 
-/// Completes a recovered image. Refuses it if the clock is wrong.
-fn finish(image: &mut Image, storage: &Storage, wall_ms: u64) -> Result<(), StorageError> {
-    image.finish();
-    let behind_ms = image.now_ms.saturating_sub(wall_ms);
-    if behind_ms > limits::CLOCK_BEHIND_MS_MAX && !storage.accept_clock {
-        return Err(StorageError::Clock {
-            directory: storage.directory.clone(),
-            behind_s: behind_ms / 1000,
-        });
-    }
-    Ok(())
-}
-
 fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let start = Instant::now();
     let wall_ms = wall_ms();
@@ -235,14 +226,18 @@ fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
         ..Options::default()
     };
     let mut image = empty_image(storage, &disk)?;
-    let (log, opened) = Log::open(
-        Arc::new(disk),
-        options,
+    let mut sink = Recovering {
+        image: ImageSink(&mut image),
+        storage,
         wall_ms,
-        &mut statehouse_offline::ImageSink(&mut image),
-    )
-    .map_err(failed)?;
-    finish(&mut image, storage, wall_ms)?;
+        refused: None,
+    };
+    let opened = Log::open(Arc::new(disk), options, wall_ms, &mut sink);
+    if let Some(refused) = sink.refused {
+        return Err(refused);
+    }
+    let (log, opened) = opened.map_err(failed)?;
+    image.finish();
     if storage.durability == Durability::Interval && !opened.clean && !opened.fresh {
         image.skip_unrecorded_versions(wall_ms);
     }

@@ -68,7 +68,7 @@ use hyper::{Method, Request, StatusCode, Uri};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value as Json, json};
-use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 use super::access::Operator;
 use super::answer::{Answer, Refusal, json};
@@ -91,11 +91,11 @@ pub struct Api {
     /// Room for the files of policies that are being read, loaded or replayed, in KiB: one of the
     /// largest size, or many smaller ones, so that a slow client keeps out none but large ones. An
     /// upload takes the length that it announces, and gives it back if it stalls.
-    uploads: Semaphore,
+    uploads: Arc<Semaphore>,
     /// The largest upload, which is also the room for all.
     upload_bytes_max: u64,
     /// Policies are compiled one at a time, since that takes much memory.
-    loading: Mutex<()>,
+    loading: Arc<Mutex<()>>,
     /// Readers that wait for the next log line of a policy, or of the audit log.
     followers: Semaphore,
     reader: Reader,
@@ -144,9 +144,9 @@ impl Api {
             gate,
             reader: Reader::new(sources.directory.clone()),
             sources,
-            uploads: Semaphore::new(kib(upload_bytes_max) as usize),
+            uploads: Arc::new(Semaphore::new(kib(upload_bytes_max) as usize)),
             upload_bytes_max,
-            loading: Mutex::default(),
+            loading: Arc::default(),
             followers: Semaphore::new(limits::ADMIN_LOG_FOLLOWERS_MAX),
         }
     }
@@ -396,16 +396,22 @@ impl Api {
         request: &mut Request<Incoming>,
         gate: Arc<Gate>,
     ) -> Result<Answer, Refusal> {
-        let (file, _room) = self.policy_file(request).await?;
-        let _one = soon(self.loading.lock()).await?;
-        self.blocking(move |_| Ok(gate.load(&file)?)).await
+        let (file, room) = self.policy_file(request).await?;
+        let turn = soon(self.loading.clone().lock_owned()).await?;
+        // The load continues if the client disconnects, and then still takes the room and the turn.
+        self.blocking(move |_| {
+            let loaded = gate.load(&file);
+            drop((file, room, turn));
+            Ok(loaded?)
+        })
+        .await
     }
 
     /// Reads the file of a policy, with its room.
     async fn policy_file(
         &self,
         request: &mut Request<Incoming>,
-    ) -> Result<(Bytes, SemaphorePermit<'_>), Refusal> {
+    ) -> Result<(Bytes, OwnedSemaphorePermit), Refusal> {
         let announced = request.body().size_hint();
         let max = match announced.upper() {
             Some(_) => self.upload_bytes_max,
@@ -419,10 +425,11 @@ impl Api {
     }
 
     /// Waits for room for an upload, within a limit. A smaller upload may overtake a larger one.
-    async fn room(&self, bytes: u64) -> Result<SemaphorePermit<'_>, Refusal> {
+    async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit, Refusal> {
         soon(async {
             loop {
-                if let Ok(room) = self.uploads.try_acquire_many(kib(bytes)) {
+                let uploads = self.uploads.clone();
+                if let Ok(room) = uploads.try_acquire_many_owned(kib(bytes)) {
                     return room;
                 }
                 tokio::time::sleep(limits::ADMIN_UPLOAD_PAUSE).await;

@@ -200,15 +200,19 @@ impl Open {
         };
         let mut phase = attached.foreign.phase();
         let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_)));
-        let why = match ended.await.as_deref() {
-            Ok(Phase::Ended(End::TakenOver(why))) => why.clone(),
-            _ => "the connection to the broker ended without a reason: this is a bug".to_owned(),
-        };
-        let client = Shown::whole(attached.client_id.as_bytes()).on_one_line();
         let broker = &attached.config.broker;
-        Failure::TakenOver(format!(
-            "the MQTT client id {client} at {broker} was taken over: {why}. Two stores cannot share one, so this one stops"
-        ))
+        match ended.await.as_deref() {
+            Ok(Phase::Ended(End::TakenOver(why))) => {
+                let client = Shown::whole(attached.client_id.as_bytes()).on_one_line();
+                Failure::TakenOver(format!(
+                    "the MQTT client id {client} at {broker} was taken over: {why}. Two stores cannot share one, so this one stops"
+                ))
+            }
+            // The link panicked. A service manager starts the store again.
+            _ => Failure::Transport(format!(
+                "the connection to {broker} ended without a reason: this is a bug"
+            )),
+        }
     }
 
     /// Stops accepting clients, and waits a limited time until queued messages are sent.

@@ -87,7 +87,7 @@ pub(super) async fn join(
     }
     let modules = Modules::new(etcd.clone(), clock.clone(), &cluster.etcd.name)
         .with_quota_bytes(cluster.quota_bytes);
-    store_standard_policy(&modules, &etcd, &*clock, &cluster.etcd.name)
+    store_standard_policy(&modules, &etcd, &*clock, cluster, &mut waits)
         .await
         .context("the built-in policy cannot be written to the log of the cluster")
         .map_err(Failure::transport)?;
@@ -106,19 +106,26 @@ pub(super) async fn join(
 }
 
 /// Another version of this program may need the built-in policy of the first leader to lead. Later
-/// leaders keep that one, so then the log can do without the one of this program.
+/// leaders keep that one, so then the log can do without the one of this program. Waits while no
+/// server of etcd serves this host.
 async fn store_standard_policy(
     modules: &Modules,
     etcd: &Etcd,
     clock: &dyn Clock,
-    name: &str,
+    cluster: &ClusterConfig,
+    waits: &mut Waits,
 ) -> Result<(), ClusterError> {
-    let error = match modules.put(STANDARD_POLICY).await {
-        Ok(_) => return Ok(()),
-        Err(error) if has_no_room(&error) => error,
-        Err(error) => return Err(error),
+    let error = loop {
+        match modules.put(STANDARD_POLICY).await {
+            Ok(_) => return Ok(()),
+            Err(error) if has_no_room(&error) => break error,
+            Err(ClusterError::Engine { error, .. }) if may_pass(&error) => {
+                wait_for_etcd(cluster, &CheckError::from(error), waits).await;
+            }
+            Err(error) => return Err(error),
+        }
     };
-    let found = overview(etcd, clock, name, wall_ms()).await?;
+    let found = overview(etcd, clock, &cluster.etcd.name, wall_ms()).await?;
     if found.head.epoch == 0 {
         return Err(error);
     }

@@ -96,17 +96,19 @@ pub(super) fn start(
     };
     let promise = log.promise();
     let modules = disk.is_some().then_some(modules);
+    // Before the first record: a service manager repeats a start that fails here without end, and
+    // each one that recorded its beginning would add to the log.
+    let traces = start_traces(config, &name)?;
+    let administration = Administration::open(config, &access)?;
     let serving = Serving::begin(config, state, log);
     let server = serving.server.clone();
     server.set_audit(audit.clone());
-    let traces = start_traces(config, &name)?;
     if let Some(traces) = &traces {
         server.set_traces(traces.clone());
     }
     let control = Control::new(server.clone(), engine, modules, None, name.clone());
     let gate = Arc::new(Gate::new(control.clone(), trust));
     let orders = PolicyOrders::new(gate.clone(), audit.clone());
-    let administration = Administration::open(config, &access)?;
 
     let mut reloads = Reloads::default();
     check::warn_daily(config, &mut reloads);

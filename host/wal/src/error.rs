@@ -38,10 +38,10 @@ pub enum Error {
         /// The format of the file.
         format: LaterFormat,
     },
-    /// The sink rejected a record or block.
+    /// The sink rejected a record, a block, or the whole state.
     #[error("{place}: {message}{}", advice(*.written_by))]
     Refused {
-        /// The record or block.
+        /// What it rejected.
         place: String,
         /// The message of the sink.
         message: String,

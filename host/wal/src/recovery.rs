@@ -30,6 +30,11 @@ pub trait Sink {
     /// Receives a record after the position at which the snapshot began, in order. The blocks may
     /// already contain its effect. An error ends the reading.
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String>;
+    /// Called by [`Log::open`](crate::Log::open) when everything was read, before a file is changed.
+    /// An error ends the opening.
+    fn may_open(&mut self) -> Result<(), String> {
+        Ok(())
+    }
     /// Receives the damage before which no history was read, after the last record. Only a read
     /// from [`Base::Oldest`] on reports it, and only if there is such damage.
     fn gap(&mut self, _damage: &Damage) {}

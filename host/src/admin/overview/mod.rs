@@ -139,9 +139,9 @@ impl Overviews {
             due = Instant::now() + limits::OVERVIEW_INTERVAL;
             let mut asked = self.asked();
             if Instant::now() >= asked.until && self.latest.receiver_count() == 0 {
-                self.stop(&mut asked);
-                drop(asked);
-                return locked(&sampler).end();
+                // Before another reader can start a task, since that one measures from then on.
+                locked(&sampler).end();
+                return self.stop(&mut asked);
             }
         }
     }

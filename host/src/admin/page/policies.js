@@ -162,7 +162,7 @@ export function open(main, page) {
   });
 
   const unload = (it) => act({
-    title: `Unload ${nameOf(it)}?`, yes: "Unload it", isDangerous: true, body: "Its file is removed from the data directory. Loading it again needs the file.",
+    title: `Unload ${nameOf(it)}?`, yes: "Unload it", isDangerous: true, body: "It can have a role again after its file is loaded again.",
     act: () => report(`${nameOf(it)} is unloaded.`)(ask("DELETE", `/v1/policies/${selected(it.digest)}`)),
   });
 

@@ -21,10 +21,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::gate::{Gate, ShipError};
-use crate::policies::manager::{ControlError, PolicyView};
+use crate::policies::manager::{ControlError, ControlErrorKind, PolicyView};
 use statehouse_access::audit;
 use statehouse_config::{DropAction, limits, policy_file_bytes_max};
-use statehouse_core::policy::{Actor, Delivered, Digest, Failure, LoadError, Selector};
+use statehouse_core::clock::wall_ms;
+use statehouse_core::policy::{Actor, Delivered, Digest, Selector};
 use statehouse_files::atomic::replace;
 use statehouse_files::blocking::{self, BlockingError};
 use statehouse_precompiled::read_file;
@@ -44,7 +45,10 @@ pub struct DropDirectory {
     directory: PathBuf,
     action: DropAction,
     gate: Arc<Gate>,
-    /// The files at the last poll. None before the first one.
+    /// The start, in seconds since 1970.
+    began_s: i64,
+    /// The files of all polls, as they were last found. None before the first poll. A file that is
+    /// absent stays: its file system may be unmounted for a while. A new copy has another time.
     seen: Option<BTreeMap<OsString, Seen>>,
     /// The problem of the last poll, so that each problem is logged once.
     trouble: Option<String>,
@@ -81,18 +85,9 @@ impl DropError {
     fn may_pass(&self) -> bool {
         match self {
             Self::Unreadable(error) => error.kind() != io::ErrorKind::FileTooLarge,
-            Self::Ship(ShipError::Control(error)) => matches!(
-                error,
-                ControlError::Disk(_)
-                    | ControlError::Publish(_)
-                    | ControlError::Assign(_)
-                    | ControlError::Load(
-                        LoadError::Engine(_)
-                            | LoadError::Thread(_)
-                            | LoadError::Trial(_, Failure::Machine(_))
-                            | LoadError::SelfTest(_, Failure::Machine(_))
-                    )
-            ),
+            Self::Ship(ShipError::Control(error)) => {
+                error.kind() == ControlErrorKind::Failed || matches!(error, ControlError::Assign(_))
+            }
             Self::Ship(ShipError::Trust(_)) | Self::Overtaken | Self::RolledBack(..) => false,
         }
     }
@@ -128,7 +123,8 @@ struct Seen {
     /// modification time: reproducible builds set it to the same value every time.
     changed: (i64, i64),
     progress: Progress,
-    /// Whether the first poll found the file like this, so that an earlier run may have handled it.
+    /// Whether the file was like this before the start, so that an earlier run may have handled it.
+    /// Its file system may be mounted later.
     is_old: bool,
 }
 
@@ -139,6 +135,7 @@ impl DropDirectory {
             directory,
             action,
             gate,
+            began_s: i64::try_from(wall_ms() / 1000).unwrap_or(i64::MAX),
             seen: None,
             trouble: None,
         }
@@ -189,15 +186,24 @@ impl DropDirectory {
         };
         let before = self.seen.take();
         let mut seen = BTreeMap::new();
-        for (name, mut now) in found.into_iter().take(limits::DROP_FILES_MAX) {
-            now.is_old = before.is_none();
+        for (place, (name, mut now)) in found.into_iter().enumerate() {
+            now.is_old = before.is_none() || now.changed.0 < self.began_s;
             if let Some(before) = before.as_ref().and_then(|it| it.get(&name))
                 && (before.bytes, before.changed) == (now.bytes, now.changed)
             {
                 now.is_old = before.is_old;
-                now.progress = self.handle(&self.directory.join(&name), before);
+                now.progress = match place < limits::DROP_FILES_MAX {
+                    true => self.handle(&self.directory.join(&name), before),
+                    false => before.progress,
+                };
             }
             seen.insert(name, now);
+        }
+        for (name, absent) in before.into_iter().flatten() {
+            if seen.len() >= limits::DROP_ENTRIES_MAX {
+                break;
+            }
+            seen.entry(name).or_insert(absent);
         }
         self.seen = Some(seen);
     }

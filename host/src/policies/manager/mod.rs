@@ -21,7 +21,7 @@ use statehouse_core::policy::{
 };
 use statehouse_core::store::Transaction;
 use statehouse_core::trial;
-use statehouse_precompiled::Modules;
+use statehouse_precompiled::{CompileError, Modules};
 use statehouse_protocol::Shown;
 use statehouse_server::{
     AssignError, Server,
@@ -155,6 +155,8 @@ impl ControlError {
         match self {
             Self::Load(
                 LoadError::Engine(_)
+                | LoadError::Thread(_)
+                | LoadError::Compiler(CompileError::Machine(_))
                 | LoadError::Trial(_, Failure::Machine(_))
                 | LoadError::SelfTest(_, Failure::Machine(_)),
             )
@@ -302,7 +304,7 @@ impl Control {
         tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, bytes = file.len(), "loaded a policy");
         if let Some(policy) = unloaded {
             let max = statehouse_core::limits::LOADED_POLICIES_MAX;
-            tracing::warn!(target: audit::TARGET, %policy, digest = %policy.digest, "unloaded the oldest policy without a role: a store has at most {max} loaded policies");
+            tracing::info!(target: audit::TARGET, %policy, digest = %policy.digest, "unloaded the oldest policy without a role: a store has at most {max} loaded policies");
         }
         self.seen().view(digest)
     }

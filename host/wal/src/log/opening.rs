@@ -73,8 +73,8 @@ impl Opened {
 
 impl Log {
     /// Opens the log, or creates it if the directory holds none, and passes its state to `sink`.
-    /// Fails with [`Error::Damaged`] if data is missing that was durable before; nothing is changed
-    /// in this case.
+    /// Fails with [`Error::Damaged`] if data is missing that was durable before, and with
+    /// [`Error::Refused`] if the sink refuses the state; nothing is changed in these cases.
     pub fn open(
         disk: Arc<dyn Disk>,
         options: Options,
@@ -83,6 +83,11 @@ impl Log {
     ) -> Result<(Self, Opened), Error> {
         let options = options.bounded().fitted(disk_bytes(&*disk)?);
         let recovered = recovery::recover(&*disk, sink)?;
+        sink.may_open().map_err(|message| Error::Refused {
+            place: "the state".to_owned(),
+            message,
+            written_by: None,
+        })?;
         // The previous process may have renamed files without a sync of the directory.
         disk.sync_directory()
             .map_err(Error::io("sync", "the data directory"))?;

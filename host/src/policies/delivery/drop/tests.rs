@@ -1,7 +1,8 @@
 use super::*;
 use crate::policies::delivery::trust::Trust;
-use crate::policies::manager::ControlErrorKind;
 use crate::policies::manager::tests::{Rig, rig, twin};
+use statehouse_core::policy::{Failure, LoadError};
+use statehouse_precompiled::CompileError;
 
 #[test]
 fn too_many_files_are_reported() {
@@ -27,6 +28,8 @@ fn lack_of_a_resource_may_pass() {
     for error in [
         LoadError::Trial("its start", lack()),
         LoadError::SelfTest("PING", lack()),
+        LoadError::Thread(io::ErrorKind::WouldBlock.into()),
+        CompileError::Machine("no process".to_owned()).into(),
     ] {
         let error = ControlError::from(error);
         assert_eq!(error.kind(), ControlErrorKind::Failed, "{error}");
@@ -139,6 +142,44 @@ fn second_copy_of_a_file_is_a_new_delivery() {
         rig.control.rollback().unwrap();
         twice(&mut drop);
         assert_ne!(rig.control.list().assignment.active, a);
+    }
+}
+
+/// Regression: a file that was absent for a while, or not among those that are handled, was a new
+/// delivery, which undid the decisions since then.
+#[test]
+fn file_that_appears_again_unchanged_is_not_delivered_again() {
+    let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
+    let path = directory.path().join("z.wasm");
+    fs::write(&path, twin(b'a')).unwrap();
+    let mut drop = started(&rig, directory.path());
+    rig.control.rollback().unwrap();
+    let built_in = rig.control.list().assignment.active;
+    // As an unmounted file system.
+    let mounted = std::mem::replace(&mut drop.directory, tempfile::tempdir().unwrap().keep());
+    twice(&mut drop);
+    fs::remove_dir(std::mem::replace(&mut drop.directory, mounted)).unwrap();
+    twice(&mut drop);
+    assert_eq!(rig.control.list().assignment.active, built_in);
+
+    // As a file system that is mounted after a restart.
+    let empty = tempfile::tempdir().unwrap();
+    let mut early = started(&rig, empty.path());
+    early.directory = directory.path().into();
+    early.began_s += 60;
+    twice(&mut early);
+    assert_eq!(rig.control.list().assignment.active, built_in);
+
+    let before = |number: usize| directory.path().join(format!("{number}.wasm"));
+    for number in 0..limits::DROP_FILES_MAX {
+        fs::write(before(number), "").unwrap();
+    }
+    twice(&mut drop);
+    let mut restarted = started(&rig, directory.path());
+    fs::remove_file(before(0)).unwrap();
+    for drop in [&mut drop, &mut restarted] {
+        twice(drop);
+        assert_eq!(rig.control.list().assignment.active, built_in);
     }
 }
 
