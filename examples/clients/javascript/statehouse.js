@@ -49,6 +49,8 @@ const NO_MATCHING_SUBSCRIBERS = 0x10;
 /** The text of that error. Behind a broker that restarted, the store may connect later. */
 const NO_STORE = "no state store is subscribed to requests";
 const SESSION_TAKEN_OVER = 0x8e;
+/** A limit of the broker, such as that of the requests per second. */
+const QUOTA_EXCEEDED = 0x97;
 /**
  * The error of MQTT.js for a PUBACK with the reason 0x95, among others. Mosquitto sends it for a
  * payload above its `message_size_limit`.
@@ -86,14 +88,16 @@ const decoder = new TextDecoder();
  * Why a request has no result. `code` is "refused" (the store answered with this error),
  * "denied" (the broker refused the connection, a subscription or the request), "transport" (there
  * is no connection), "timeout" (it is unknown whether the request took effect), "protocol", or
- * "lock-lost".
+ * "lock-lost". `passes` is true if a later request may succeed: after a lost connection or a
+ * timeout, without a store behind the broker, or if a limit of the broker refused the request.
  */
 export class StoreError extends Error {
-  /** @param {string} code @param {string} message */
-  constructor(code, message) {
+  /** @param {string} code @param {string} message @param {boolean} [passes] */
+  constructor(code, message, passes = code === "timeout" || code === "transport") {
     super(message);
     this.name = "StoreError";
     this.code = code;
+    this.passes = passes;
   }
 }
 
@@ -184,7 +188,7 @@ export class Watch {
    * @returns {Promise<Change | Gap | null>}
    */
   async next(timeoutMs = Infinity) {
-    const giveUp = Date.now() + timeoutMs;
+    const giveUp = performance.now() + timeoutMs;
     for (;;) {
       const event = this.#events.shift();
       if (event) {
@@ -192,7 +196,7 @@ export class Watch {
         return event;
       }
       if (this.#end) throw this.#end;
-      const left = giveUp - Date.now();
+      const left = giveUp - performance.now();
       if (this.#closed || left <= 0) return null;
       await new Promise((resolve) => {
         const wake = () => {
@@ -299,9 +303,10 @@ export class Lock {
 
   #plan() {
     if (this.#released || !this.held) return;
+    const pauseMs = Math.min(this.#leaseMs / LOCK_LEASE_LEFT_DIVISOR, TIMER_MS_MAX);
     this.#timer = setTimeout(() => {
       this.#renewal = this.#renew().finally(() => this.#plan());
-    }, this.#leaseMs / LOCK_LEASE_LEFT_DIVISOR);
+    }, pauseMs);
   }
 
   async #renew() {
@@ -312,9 +317,8 @@ export class Lock {
       // A lease that expired before the response may have been another client's.
       this.#heldUntil = applied && this.held ? askedAt + this.#leaseMs : 0;
     } catch (error) {
-      // After a lost connection the lease goes on, so there is time to try again.
-      const code = error instanceof StoreError ? error.code : "";
-      if (code !== "timeout" && code !== "transport") this.#heldUntil = 0;
+      // The lease goes on, so there is time to try again.
+      if (!(error instanceof StoreError && error.passes)) this.#heldUntil = 0;
     }
   }
 }
@@ -573,10 +577,10 @@ export class Store {
       request.packetId = ACKNOWLEDGED;
       const code = /** @type {any} */ (packet)?.reasonCode ?? /** @type {any} */ (error)?.code;
       if (code === NO_MATCHING_SUBSCRIBERS) {
-        request.reject(new StoreError("denied", NO_STORE));
+        request.reject(new StoreError("denied", NO_STORE, true));
       } else if (error && code >= 0x80) {
         const why = `the broker rejected the request: ${error.message}`;
-        request.reject(new StoreError("denied", why));
+        request.reject(new StoreError("denied", why, code === QUOTA_EXCEEDED));
       }
     });
     request.packetId = this.#client.getLastMessageId();
@@ -594,9 +598,15 @@ export class Store {
 
   /** MQTT.js resends what is not acknowledged. The store drops what has expired by then. */
   #beforeConnection() {
-    for (const { properties, deadline } of this.#pending.values()) {
-      const left = Math.ceil((deadline - performance.now()) / 1000);
-      properties.messageExpiryInterval = Math.max(1, left);
+    for (const { properties, deadline, packetId } of this.#pending.values()) {
+      const left = Math.max(1, Math.ceil((deadline - performance.now()) / 1000));
+      properties.messageExpiryInterval = left;
+      if (!packetId) continue;
+      // MQTT.js resends its own copy.
+      this.#client.outgoingStore.get({ messageId: packetId }, (_error, packet) => {
+        if (packet?.cmd !== "publish" || !packet.properties) return;
+        packet.properties.messageExpiryInterval = left;
+      });
     }
   }
 
@@ -650,12 +660,11 @@ export class Store {
           break;
         } catch (error) {
           const failure = /** @type {StoreError} */ (error);
-          const passes = ["timeout", "transport"].includes(failure.code);
-          if (!passes && failure.message !== NO_STORE) {
+          if (!failure.passes) {
             watches.forEach((it) => it.fail(failure));
             break;
           }
-          // Other requests may have used up the limit of requests.
+          // Other requests may have used up a limit of requests.
           await new Promise((resolve) => setTimeout(resolve, RETRY_PAUSE_MS));
         }
       }
@@ -726,7 +735,8 @@ export class Store {
     this.#closed = why;
     for (const request of [...this.#pending.values()]) request.reject(why);
     for (const watches of this.#watches.values()) watches.forEach((it) => it.fail(why));
-    this.#client.end();
+    // MQTT.js waits for acknowledgements first, and without a connection none arrives.
+    this.#client.end(!this.#online);
   }
 }
 
@@ -769,7 +779,8 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
     await new Promise((resolve, reject) => {
       const late = `cannot reach a store at ${url} within ${timeoutMs} ms`;
       timer = setTimeout(() => reject(new StoreError("transport", late)), timeoutMs);
-      client.once("connect", resolve);
+      // Until the answer to the SUBSCRIBE, which the timeout also limits.
+      client.once("connect", () => store.start().then(resolve, reject));
       client.once("error", (error) => {
         const refused = Number(/** @type {any} */ (error).code) >= 0x80;
         const [code, what] = refused
@@ -778,11 +789,12 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
         reject(new StoreError(code, `${what}: ${error.message}`));
       });
     });
-    await store.start();
   } catch (error) {
+    const { connected } = client;
     client.end(true);
     if (error instanceof StoreError) throw error;
     const { message } = /** @type {Error} */ (error);
+    if (!connected) throw new StoreError("transport", `cannot reach a store at ${url}: ${message}`);
     throw new StoreError("denied", `the store refused a subscription: ${message}`);
   } finally {
     clearTimeout(timer);

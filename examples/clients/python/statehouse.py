@@ -71,12 +71,11 @@ LOCK_LEASE_LEFT_DIVISOR = 3
 """A lock counts as acquired only if this part of its lease is left."""
 REGISTER_PAUSE_S = 0.5
 """The pause before a watch is registered once more, after a failure that passes."""
-NO_STORE = "no state store is subscribed to requests"
-"""The text of a `DeniedError`. Behind a broker that restarted, the store may connect later."""
 
 NO_MATCHING_SUBSCRIBERS = 0x10
 PROTOCOL_ERROR = 0x82
 SESSION_TAKEN_OVER = 0x8E
+QUOTA_EXCEEDED = 0x97
 
 Text = Union[str, bytes]
 Reply = Union[str, int, bytes, None, "list[Reply]"]
@@ -91,7 +90,13 @@ class RefusedError(StoreError):
 
 
 class DeniedError(StoreError):
-    """The broker refused the connection, a subscription or a request."""
+    """The broker refused the connection, a subscription or a request. `passes` is true if a later
+    request may succeed: a limit of the broker, such as that of the requests per second, refused
+    this one, or no store is connected to the broker yet."""
+
+    def __init__(self, why: str, passes: bool = False) -> None:
+        super().__init__(why)
+        self.passes = passes
 
 
 class TransportError(StoreError):
@@ -124,7 +129,7 @@ class Version:
         wall, counter, node = (text.split(":") + ["", ""])[:3]
         if not (wall + counter).isascii() or not wall.isdigit() or not counter.isdigit():
             raise ProtocolError(f"{text[:64]!r} is not a version")
-        if not node or text.count(":") != 2:
+        if not node or text.count(":") != 2 or len(wall) > 20 or len(counter) > 10:
             raise ProtocolError(f"{text[:64]!r} is not a version")
         return Version(int(wall), int(counter), node)
 
@@ -364,10 +369,10 @@ class Lock:
             asked_at = _lease_clock()
             try:
                 result = self._store.set(self.name, self.holder, nex=True, ttl=self._lease)
-            except (RequestTimeout, TransportError):
+            except StoreError as error:
                 # The lease goes on, so there is time to try again.
-                continue
-            except StoreError:
+                if _passes(error):
+                    continue
                 result = SetResult(False, None)
             # A lease that expired before the response may have been another client's.
             if not result.applied or not self.held:
@@ -726,7 +731,7 @@ class Store:
                 self._pending.pop(request.correlation, None)
             if isinstance(error, RequestTimeout):
                 self._register(keys, connection)
-            elif isinstance(error, DeniedError) and str(error) == NO_STORE:
+            elif isinstance(error, DeniedError) and error.passes:
                 self._register_later(keys, connection)
             else:
                 self._registered(key, error)
@@ -843,20 +848,20 @@ class Store:
         user = dict(reversed(getattr(message.properties, "UserProperty", [])))
         try:
             key = bytes.fromhex(message.topic[len(self._notifications) :])
-            version = self._observed(user)
-            reply = parse(bytes(message.payload))
-        except (StoreError, ValueError):
+        except ValueError:
             return
+        event: Event = Gap("a notification is unreadable")
+        with suppress(StoreError):
+            version = self._observed(user)
+            match parse(bytes(message.payload)):
+                case [b"NOTIFY", b"SET", b"VALUE", bytes(data)] if version:
+                    event = Change(data, version)
+                case [b"NOTIFY", b"DELETE"] if version:
+                    event = Change(None, version)
         with self._mutex:
             watches = list(self._watches.get(key, ()))
         for watch in watches:
-            match reply:
-                case [b"NOTIFY", b"SET", b"VALUE", bytes(data)] if version:
-                    watch._add(Change(data, version), message.dup)
-                case [b"NOTIFY", b"DELETE"] if version:
-                    watch._add(Change(None, version), message.dup)
-                case _:
-                    watch._add(Gap("a notification is unreadable"))
+            watch._add(event, message.dup)
 
     def _observed(self, user: dict[str, str]) -> Version | None:
         if "__ts" not in user:
@@ -991,9 +996,17 @@ def _command(arguments: tuple[Text, ...]) -> bytes:
 
 def _reject(request: _Request, reason: ReasonCode) -> None:
     if reason.value == NO_MATCHING_SUBSCRIBERS:
-        request.fail(DeniedError(NO_STORE))
+        request.fail(DeniedError("no state store is subscribed to requests", passes=True))
     elif reason.is_failure:
-        request.fail(DeniedError(f"the broker rejected the request: {reason}"))
+        passes = reason.value == QUOTA_EXCEEDED
+        request.fail(DeniedError(f"the broker rejected the request: {reason}", passes))
+
+
+def _passes(error: StoreError) -> bool:
+    """Whether a later request may succeed."""
+    if isinstance(error, DeniedError):
+        return error.passes
+    return isinstance(error, (RequestTimeout, TransportError))
 
 
 def _lease_clock() -> float:

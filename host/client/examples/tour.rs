@@ -13,7 +13,7 @@ async fn main() -> Result<(), Failure> {
     let address = address.as_deref().unwrap_or("127.0.0.1:1883");
     let (host, port) = address.rsplit_once(':').ok_or("the address is HOST:PORT")?;
     let client = Client::connect(Options {
-        host: host.to_owned(),
+        host: host.trim_matches(['[', ']']).to_owned(),
         port: port.parse()?,
         ..Options::default()
     })

@@ -81,6 +81,9 @@ pub(crate) struct State {
     unsent_stops: BTreeSet<Watched>,
     /// Counts connections, so that tasks for an earlier one can stop.
     epoch: u64,
+    /// Notified when the next connection begins or the client is closed. Each connection has its
+    /// own.
+    over: Arc<Notify>,
     /// The reason why there are no notifications, if the broker did not grant the subscription.
     pub(crate) notifications_refused: Option<String>,
     /// Receives the outcome of the first connection.
@@ -123,6 +126,7 @@ impl Session {
                 watches: Watches::default(),
                 unsent_stops: BTreeSet::new(),
                 epoch: 0,
+                over: Arc::default(),
                 notifications_refused: None,
                 ready: Some(ready),
             }),
@@ -328,6 +332,7 @@ impl Session {
             return;
         }
         state.connection = Connection::Closed(why.clone());
+        state.over.notify_one();
         if let Some(ready) = state.ready.take() {
             let _ = ready.send(Err(why.clone()));
         }
@@ -373,8 +378,11 @@ impl Owner for Session {
             let registration = Registration::new(self, &inbox, state.epoch, since, cause);
             tokio::spawn(registration.run());
         }
+        state.over.notify_one();
+        state.over = Arc::default();
+        let (epoch, over) = (state.epoch, Arc::clone(&state.over));
         let (session, pause) = (Arc::downgrade(self), self.watch_refresh);
-        tokio::spawn(Self::refresh_watches(session, state.epoch, pause));
+        tokio::spawn(Self::refresh_watches(session, epoch, over, pause));
     }
 
     fn subscribed(&self, granted: &[SubscribeReasonCode]) -> Verdict {

@@ -66,11 +66,11 @@ impl Attempts {
         client_id: &str,
         configure: impl Fn(MqttOptions) -> MqttOptions,
     ) -> Result<Event, ConnectionError> {
-        let result = match self.target(place).await {
+        let limit = Duration::from_secs(configure(place.mqtt(client_id)).connection_timeout());
+        let result = match self.target(place, limit).await {
             Ok(target) => {
-                let seconds = configure(place.mqtt(client_id)).connection_timeout();
                 let attempt = self.attempt(events, place, client_id, target, &configure);
-                let connected = timeout(Duration::from_secs(seconds), attempt).await;
+                let connected = timeout(limit, attempt).await;
                 connected.map_err(ConnectionError::from).flatten()
             }
             Err(error) => Err(error.into()),
@@ -84,8 +84,9 @@ impl Attempts {
 
     /// Where the next attempt goes: to the name, unless an address of it does not answer, or
     /// earlier attempts have failed. Fails if no address accepts a connection, one does not answer
-    /// and another refuses, but for some attempts: the silent one may be slow.
-    async fn target(&self, place: &Place) -> io::Result<Target> {
+    /// and another refuses, but for some attempts: the silent one may be slow. `limit` is the time
+    /// of an attempt.
+    async fn target(&self, place: &Place, limit: Duration) -> io::Result<Target> {
         // Elsewhere there is no relay.
         let can_choose =
             cfg!(target_os = "linux") || place.tls.is_none() || place.websocket.is_some();
@@ -101,7 +102,7 @@ impl Attempts {
             mut accepting,
             refusal,
             all_answer,
-        } = probe(&found).await;
+        } = probe(&found, limits::PROBE_TIME.min(limit / 2)).await;
         if let Some(refusal) = refusal
             && accepting.is_empty()
             && !all_answer
@@ -179,9 +180,9 @@ struct Answers {
     all_answer: bool,
 }
 
-/// Connects to all these addresses at once, and closes the connections.
-async fn probe(addresses: &[SocketAddr]) -> Answers {
-    let connect = |it: &SocketAddr| spawn(timeout(limits::PROBE_TIME, TcpStream::connect(*it)));
+/// Connects to all these addresses at once, and closes the connections. `wait` limits the time.
+async fn probe(addresses: &[SocketAddr], wait: Duration) -> Answers {
+    let connect = |it: &SocketAddr| spawn(timeout(wait, TcpStream::connect(*it)));
     let probes: Vec<_> = addresses.iter().map(connect).collect();
     let mut answers = Answers {
         accepting: Vec::new(),

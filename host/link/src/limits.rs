@@ -12,7 +12,9 @@ pub const KEEP_ALIVE_MAX: Duration = Duration::from_secs(65_535);
 /// Addresses of a name that are asked before an attempt to connect. A cluster has a few hosts.
 pub(crate) const ADDRESSES_MAX: usize = 4;
 
-/// How long an address may take to accept a TCP connection if the name has others.
+/// How long an address may take to accept a TCP connection if the name has others: at most this,
+/// and half of the time limit of an attempt. Otherwise a silent address would leave no time for one
+/// that accepts.
 pub(crate) const PROBE_TIME: Duration = Duration::from_secs(1);
 
 /// If one address of a name refuses connections and another is silent, every so many attempts one

@@ -167,16 +167,19 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
                 let connected = link.connected;
                 let why = describe_loss(&error, connected);
                 // rumqttc reads ahead, so process what arrived before the loss.
-                if matches!(link.take(None), Next::End) {
-                    return;
-                }
+                let rebuild = match link.take(None) {
+                    Next::Poll => needs_rebuild(&error),
+                    Next::End => return,
+                    // Otherwise the next connection would begin with the events that are left.
+                    Next::Rebuild(_) => true,
+                };
                 taken_over = is_takeover(&error);
                 if taken_over && link.owner.ends_when_taken_over() {
                     end.1 = End::TakenOver(why);
                     return;
                 }
                 refusal = is_refusal(&error).then(|| is_rate_refusal(&error));
-                (why, needs_rebuild(&error), Blame::of(&error, connected))
+                (why, rebuild, Blame::of(&error, connected))
             }
             Err(_) => {
                 let why = "the broker does not read any more".to_owned();

@@ -2,7 +2,7 @@
 //! Linux only: it reads /proc. Elsewhere every function returns `None`.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -44,12 +44,16 @@ impl Usage {
 /// them.
 #[must_use]
 pub fn listener(address: SocketAddr) -> Option<(u32, String)> {
-    let table = match address {
-        SocketAddr::V4(_) => "/proc/net/tcp",
-        SocketAddr::V6(_) => "/proc/net/tcp6",
+    let find = |table: &str, address| listening(&fs::read_to_string(table).ok()?, address);
+    let socket = match address {
+        SocketAddr::V4(_) => find("/proc/net/tcp", address).or_else(|| {
+            // A socket of IPv6 at all addresses also accepts connections over IPv4.
+            let any = (Ipv6Addr::UNSPECIFIED, address.port());
+            find("/proc/net/tcp6", any.into())
+        }),
+        SocketAddr::V6(_) => find("/proc/net/tcp6", address),
     };
-    let table = fs::read_to_string(table).ok()?;
-    socket_owner(listening(&table, address)?)
+    socket_owner(socket?)
 }
 
 /// The process that listens at a Unix socket, by the path at which the socket was created.
@@ -135,6 +139,18 @@ mod tests {
             let (pid, name) = super::listener(address).unwrap();
             assert_eq!(pid, std::process::id(), "{name}");
         }
+    }
+
+    /// Regression: no process was found.
+    #[test]
+    fn listener_at_all_addresses_is_found_by_one_of_ipv4() {
+        let Ok(socket) = TcpListener::bind("[::]:0") else {
+            // This machine has no IPv6.
+            return;
+        };
+        let port = socket.local_addr().unwrap().port();
+        let (pid, name) = listener(([127, 0, 0, 1], port).into()).unwrap();
+        assert_eq!(pid, std::process::id(), "{name}");
     }
 
     #[test]

@@ -8,6 +8,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use super::{Connection, Session, State, now_ms, publish};
 use crate::error::Error;
 use crate::inbox::Inbox;
@@ -103,10 +105,18 @@ impl Session {
     ///
     /// The response to a KEYNOTIFY from a version follows all notifications of earlier changes, so
     /// every registered watch has all changes up to the version of the response.
-    pub(super) async fn refresh_watches(session: Weak<Self>, epoch: u64, pause: Duration) {
+    pub(super) async fn refresh_watches(
+        session: Weak<Self>,
+        epoch: u64,
+        over: Arc<Notify>,
+        pause: Duration,
+    ) {
         let mut wait = pause;
         loop {
-            tokio::time::sleep(wait).await;
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = over.notified() => return,
+            }
             wait = pause;
             let Some(session) = session.upgrade() else {
                 return;

@@ -17,6 +17,9 @@ use crate::tls;
 /// A name of 127.0.0.1.
 const NAME: &str = "localhost";
 
+/// The time of an attempt.
+const LIMIT: Duration = Duration::from_secs(20);
+
 /// CONNACK without properties.
 const CONNACK: [u8; 5] = [0x20, 3, 0, 0, 0];
 
@@ -105,7 +108,7 @@ async fn connect(
 ) -> (EventLoop, Result<Event, ConnectionError>) {
     let mut events = EventLoop::new(place.mqtt("tester"), 8);
     let configure = |mut mqtt: MqttOptions| {
-        mqtt.set_connection_timeout(20);
+        mqtt.set_connection_timeout(LIMIT.as_secs());
         mqtt
     };
     let connecting = attempts.connect(&mut events, place, "tester", configure);
@@ -153,6 +156,17 @@ async fn silent_address_is_followed_by_the_next_one() {
     serving.await.unwrap();
 }
 
+/// Regression: a client with a time limit of a second used it up before its first attempt.
+#[tokio::test]
+async fn silent_address_takes_half_of_a_short_time_limit() {
+    let (_silent, answering, place) = brokers(false, None).await;
+    let begin = std::time::Instant::now();
+    let target = attempts().target(&place, limits::PROBE_TIME).await;
+    let answering = answering.local_addr().unwrap();
+    assert_eq!(target.unwrap(), Target::Address(answering));
+    assert!(begin.elapsed() < limits::PROBE_TIME);
+}
+
 /// Regression: the attempt waited for the silent address until its time limit, while the other host
 /// restarted.
 #[tokio::test]
@@ -168,7 +182,7 @@ async fn refusal_beside_a_silent_address_ends_the_attempt() {
     // Some attempts wait for the silent address, which may only be slow.
     for failed in 1..limits::REFUSED_ATTEMPTS {
         attempts.failed = failed;
-        let target = attempts.target(&place).await;
+        let target = attempts.target(&place, LIMIT).await;
         assert_eq!(target.is_ok(), failed == limits::REFUSED_ATTEMPTS - 1);
     }
     // The host has restarted.
@@ -230,19 +244,22 @@ async fn failed_attempts_are_followed_by_one_to_another_address() {
     let place = place(first.0.local_addr().unwrap().port(), false, None);
     let mut attempts = attempts();
     for target in [Target::Name, other.1, first.1, Target::Name] {
-        assert_eq!(attempts.target(&place).await.unwrap(), target);
+        assert_eq!(attempts.target(&place, LIMIT).await.unwrap(), target);
         attempts.failed += 1;
     }
     // An address that refuses connections is no target, and rumqttc itself goes on.
     drop(other.0);
     attempts.failed = 0;
     for target in [Target::Name, first.1, Target::Name] {
-        assert_eq!(attempts.target(&place).await.unwrap(), target);
+        assert_eq!(attempts.target(&place, LIMIT).await.unwrap(), target);
         attempts.failed += 1;
     }
     let literal = Place {
         host: "127.0.0.1".to_owned(),
         ..place
     };
-    assert_eq!(attempts.target(&literal).await.unwrap(), Target::Name);
+    assert_eq!(
+        attempts.target(&literal, LIMIT).await.unwrap(),
+        Target::Name
+    );
 }

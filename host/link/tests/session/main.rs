@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use statehouse_link::{Accepted, Arrival, End, Options, Owner, Place, Verdict};
 use statehouse_tests::{
-    Property,
+    Property, Publish,
     broker::{Broker, Greeting},
     packet::{kind, puback, suback},
 };
@@ -507,6 +507,27 @@ async fn rejected_subscription_is_retried() {
     test.add([note("a")]);
     assert_eq!(peer.text().await, "a");
     assert_eq!(*test.owner.lost.lock().unwrap(), ["it is not allowed"]);
+}
+
+/// Regression: those counted as packets of the next connection.
+#[tokio::test]
+async fn packets_after_a_rejected_subscription_are_dropped() {
+    let mut test = SessionTest::start().await;
+    let refused = Verdict::TryAgain("it is not allowed".into());
+    test.owner.verdicts.lock().unwrap().push(refused);
+    let mut peer = test.broker.accept().await;
+    peer.greet(&Greeting::default()).await;
+    let mut packets = suback(peer.read().await.subscribe().0, &[0x87]);
+    packets.extend(Publish::new("requests", "lost").bytes());
+    // A DISCONNECT in the same read.
+    packets.extend([0xe0, 2, 0x8b, 0]);
+    peer.send(&packets).await;
+    let mut peer = test.accept(Greeting::default()).await;
+    peer.publish(8).await;
+    match test.arrivals.recv().await.unwrap() {
+        Arrival::Message(publish, _) => assert_eq!(publish.pkid, 8),
+        Arrival::Acknowledged(..) => panic!("no message was sent"),
+    }
 }
 
 /// rumqttc blocks for ever in a write without room, and sends no PINGREQ then.

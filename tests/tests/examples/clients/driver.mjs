@@ -53,8 +53,10 @@ const operations = {
   async watch({ key }) {
     watches.set(key, await store.watch(bytes(key)));
   },
-  async next({ key, timeout_ms }) {
-    const event = await watches.get(key).next(timeout_ms);
+  async next({ key, timeout_ms, then_wall_ahead_ms }) {
+    const next = watches.get(key).next(timeout_ms);
+    if (then_wall_ahead_ms) operations.wall({ ahead_ms: then_wall_ahead_ms });
+    const event = await next;
     return event && (event.kind === "gap" ? { gap: event.cause } : { data: hex(event.data) });
   },
   async unwatch({ key }) {

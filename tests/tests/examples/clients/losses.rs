@@ -5,7 +5,7 @@ use std::{process::Stdio, thread, time::Duration};
 
 use serde_json::{Value, json};
 use statehouse_tests::{
-    Background, Mosquitto, Proxy, Server, command,
+    Background, Mosquitto, Property, Proxy, Server, command,
     mosquitto::PERSISTENT,
     packet::kind,
     proxy::{Fate, Seen, Way},
@@ -107,6 +107,26 @@ fn watch_waits_for_the_store_behind_a_restarted_broker() {
     }
 }
 
+/// Regression: one PUBACK of a rate limit ended the watch.
+#[test]
+fn watches_wait_for_the_rate_limit_after_a_restart() {
+    const KEYS: [&str; 3] = ["one", "two", "three"];
+    for language in LANGUAGES {
+        let mut server = Server::restartable(&[]);
+        let mut reader = Driver::connect(language, server.address());
+        for key in KEYS {
+            reader.ask(json!({"do": "watch", "key": hex(key)}));
+        }
+        server.kill();
+        server.restart_with(&[("max_client_rate", "1")]);
+        for key in KEYS {
+            let next = json!({"do": "next", "key": hex(key), "timeout_ms": 60_000});
+            let event = reader.ask(next);
+            assert!(event.get("gap").is_some(), "{language:?} {key}: {event}");
+        }
+    }
+}
+
 /// Regression: Mosquitto does not save a session whose last connection began with Clean Start.
 #[test]
 fn session_survives_the_restart_of_a_persistent_broker() {
@@ -204,6 +224,86 @@ fn resent_request_gets_the_response_of_its_first_delivery() {
         assert_eq!(proxy.connections(), 2, "{language:?}");
         // The session repeats the response, so it may arrive before the store gets the duplicate.
         until("the duplicate", || server.metric("duplicates_total") == 1);
+    }
+}
+
+/// Regression: the JavaScript client gave each resent request its whole time again.
+#[test]
+fn resent_request_expires_with_its_timeout() {
+    for language in LANGUAGES {
+        let server = Server::start();
+        let proxy = Proxy::start(server.address());
+        let mut store = Driver::connect(language, proxy.address());
+        proxy.script(|seen| match (seen.connection, seen.packet.kind()) {
+            (0, kind::PUBLISH) => Fate::Hold,
+            _ => Fate::Pass,
+        });
+        store.begin(set("key", 1));
+        until("the request", || proxy.held() == 1);
+        thread::sleep(Duration::from_millis(2500));
+        proxy.cut();
+        assert_eq!(store.end()["ok"]["applied"], true, "{language:?}");
+        let seen = proxy.seen().into_iter();
+        let requests =
+            seen.filter(|it| it.way == Way::ToBroker && it.packet.kind() == kind::PUBLISH);
+        let properties = requests.flat_map(|it| it.packet.publish().properties);
+        let expiries: Vec<u32> = properties
+            .filter_map(|it| match it {
+                Property::MessageExpiry(seconds) => Some(seconds),
+                _ => None,
+            })
+            .collect();
+        // The timeout is 30 s.
+        assert!(
+            matches!(expiries[..], [30, 1..=28]),
+            "{language:?}: {expiries:?}"
+        );
+    }
+}
+
+/// Regression: the JavaScript client waited for ever for the SUBACK, and called a connection that
+/// was lost before it a refusal.
+#[test]
+fn connection_without_a_suback_is_not_usable() {
+    let server = Server::start();
+    for language in LANGUAGES {
+        for fate in [Fate::Hold, Fate::CutBefore] {
+            let proxy = Proxy::start(server.address());
+            proxy.script(move |seen| match seen.packet.kind() {
+                kind::SUBACK => fate,
+                _ => Fate::Pass,
+            });
+            let url = format!("mqtt://{}", proxy.address());
+            let connect = json!({"do": "connect", "url": url, "timeout_ms": 1500});
+            let failed = Driver::start(language).attempt(connect);
+            let code = &failed["error"];
+            assert_eq!(code, "transport", "{language:?}, {fate:?}: {failed}");
+        }
+    }
+}
+
+/// Regression: MQTT.js waited for the acknowledgement of an earlier request, and stayed connected
+/// for ever.
+#[test]
+fn client_that_is_closed_while_it_reconnects_is_disconnected() {
+    for language in LANGUAGES {
+        let server = Server::start();
+        let proxy = Proxy::start(server.address());
+        let mut store = Driver::connect(language, proxy.address());
+        proxy.script(|seen| match (seen.connection, seen.packet.kind()) {
+            (0, kind::PUBACK) | (1.., kind::CONNACK) if seen.way == Way::FromBroker => Fate::Hold,
+            _ => Fate::Pass,
+        });
+        store.ask(set("key", 1));
+        until("the PUBACK", || proxy.held() == 1);
+        proxy.cut();
+        until("the CONNACK", || proxy.held() == 2);
+        store.ask(json!({"do": "close"}));
+        proxy.pass();
+        proxy.release(|_| {});
+        until(&format!("{language:?} disconnects"), || {
+            server.metric("connections") == 0
+        });
     }
 }
 

@@ -279,3 +279,16 @@ fn client_sets_again_after_its_clock_is_set_back() {
         assert_eq!(store.ask(set)["applied"], true, "{language:?}");
     }
 }
+
+/// Regression: a wait of the JavaScript client lasted longer by the time that its clock was set
+/// back.
+#[test]
+fn wait_for_a_change_ends_although_the_clock_is_set_back() {
+    let server = Server::start();
+    let mut store = Driver::connect(Language::JavaScript, server.address());
+    let key = hex("key");
+    store.ask(json!({"do": "watch", "key": key}));
+    let next =
+        json!({"do": "next", "key": key, "timeout_ms": 500, "then_wall_ahead_ms": -86_400_000});
+    assert_eq!(store.ask(next), Value::Null);
+}
