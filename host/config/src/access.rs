@@ -83,8 +83,10 @@ impl AccessFlags {
     pub(super) fn load(mut self) -> Result<AccessConfig, ConfigError> {
         let audiences = std::mem::take(&mut self.token_audience);
         let issuers = std::mem::take(&mut self.token_issuer);
+        // An empty variable is an empty audience, which no token has.
+        let names_audience = !audiences.is_empty() && audiences.iter().all(|it| !it.is_empty());
         let tokens = match self.token_keys.take() {
-            Some(_) if audiences.is_empty() => return Err(ConfigError::TokenAudience),
+            Some(_) if !names_audience => return Err(ConfigError::TokenAudience),
             Some(keys) => Some(TokenConfig {
                 keys,
                 audiences,
@@ -127,12 +129,15 @@ mod tests {
         let load = AccessFlags::load;
         let tokens = load(flags()).unwrap().tokens.unwrap();
         assert_eq!(tokens.audiences, ["store"]);
-        let for_anybody = AccessFlags {
-            token_audience: Vec::new(),
-            ..flags()
-        };
-        let error = load(for_anybody).unwrap_err();
-        assert!(error.to_string().contains("--token-audience"));
+        // An empty variable gives the second one.
+        for audiences in [vec![], vec![String::new()]] {
+            let for_anybody = AccessFlags {
+                token_audience: audiences,
+                ..flags()
+            };
+            let error = load(for_anybody).unwrap_err();
+            assert!(error.to_string().contains("--token-audience"));
+        }
         let unchecked = AccessFlags {
             token_keys: None,
             ..flags()

@@ -12,6 +12,7 @@ use std::time::Duration;
 use statehouse_cluster::{Options, Reads, Sizes, check_cluster_name};
 
 use super::layer::settings;
+use super::url::password_variable;
 use super::values;
 use super::values::socket_address;
 use super::{ConfigError, Flags, Secret, Span, read_password, time};
@@ -289,9 +290,9 @@ impl ClusterFlags {
 
     /// The user at etcd. A password file takes precedence over the environment.
     fn login(&self) -> Result<Option<(String, EtcdPassword)>, ClusterError> {
-        let given = || std::env::var(PASSWORD).ok().map(Secret);
+        let given = || password_variable(PASSWORD).map(EtcdPassword::Given);
         let file = self.cluster_password_file.clone().map(EtcdPassword::File);
-        let password = file.or_else(|| given().map(EtcdPassword::Given));
+        let password = file.or_else(given);
         match (self.cluster_user.clone(), password) {
             (None, None) => Ok(None),
             (Some(user), Some(password)) if !user.is_empty() => Ok(Some((user, password))),

@@ -13,7 +13,7 @@ use clap::ArgAction;
 use super::layer::settings;
 use super::memory::Memory;
 use super::switch::Switch;
-use super::url::{BrokerUrl, Secret, read_password};
+use super::url::{BrokerUrl, Secret, password_variable, read_password};
 use super::{ConfigError, Durability, Span, time};
 use crate::limits;
 
@@ -228,8 +228,7 @@ impl ForeignFlags {
             return Err(ConfigError::CertificateWithoutTls(broker));
         }
         // A password file takes precedence over both; it is read later.
-        let password = std::env::var(PASSWORD).ok().map(Secret);
-        let password = password.or_else(|| broker.password.clone());
+        let password = password_variable(PASSWORD).or_else(|| broker.password.clone());
         let user = self.broker_user.or_else(|| broker.user.clone());
         let keep_alive_ms = time(
             self.broker_keep_alive,

@@ -209,6 +209,12 @@ pub fn read_password(path: &Path) -> Result<Secret, ConfigError> {
     Ok(Secret(password_in(&text).to_owned()))
 }
 
+/// The password of an environment variable; an empty one counts as unset.
+pub(super) fn password_variable(name: &str) -> Option<Secret> {
+    let given = std::env::var(name).ok();
+    given.filter(|it| !it.is_empty()).map(Secret)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

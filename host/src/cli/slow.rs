@@ -22,7 +22,8 @@ const POLL: Duration = Duration::from_secs(1);
 /// log position of its response was durable, `socket` the handover to the connection. The time of a
 /// call with little fuel is estimated. A key is cut after 40 bytes. The store keeps the last 256;
 /// --follow asks once a second, also while the store is down, and says how many it has missed. If
-/// the store has had fewer than before, it has restarted, and --follow begins again.
+/// the store did not answer, or has had fewer than before, --follow begins again with those that
+/// the store keeps.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -94,19 +94,16 @@ impl Wanted {
         (wanted, fetching)
     }
 
-    /// The log names the policies of this image.
+    /// The log names the policies of this image. Looks for them also if it named them before: this
+    /// host may have removed their files while it led.
     pub fn name(&self, image: &Image) {
         let need = |policy: Hash| {
             let assignment = image.assignment.as_ref();
             assignment.map_or(Need::Redeliveries, |it| Need::of(&policy.into(), it))
         };
         let policies = image.policies.iter().map(|it| it.digest);
-        let named: Named = policies.map(|it| (*it.as_bytes(), need(it))).collect();
-        self.named.send_if_modified(|wanted| {
-            let is_new = *wanted != named;
-            *wanted = named;
-            is_new
-        });
+        let named = policies.map(|it| (*it.as_bytes(), need(it))).collect();
+        self.named.send_replace(named);
     }
 
     /// Whether every policy with a role is here and loaded. Fails with the name of the policy that
@@ -171,10 +168,14 @@ async fn fetch(
                 }
                 // The leader removes modules that have no use.
                 Ok(false) if *need == Need::Redeliveries => continue,
-                Ok(false) => warn_of(
-                    digest,
-                    "no host has written it to the log of the cluster yet",
-                ),
+                Ok(false) => {
+                    if retries.entry(*digest).or_default().reports_absence() {
+                        warn_of(
+                            digest,
+                            "no host has written it to the log of the cluster yet",
+                        );
+                    }
+                }
                 Err(error) => {
                     warn_of(digest, &format!("{error:#}"));
                     retries.entry(*digest).or_default().postpone();
@@ -202,6 +203,8 @@ async fn fetch(
 struct Retry {
     at: Instant,
     wait: Duration,
+    /// How often no host had written it.
+    absences: u32,
 }
 
 impl Default for Retry {
@@ -209,11 +212,19 @@ impl Default for Retry {
         Self {
             at: Instant::now(),
             wait: limits::CLUSTER_START_RETRY,
+            absences: 0,
         }
     }
 }
 
 impl Retry {
+    /// No host has written the policy. Returns whether to report it: at the absences 1, 2, 4, 8 and
+    /// so on, since a policy that the log's engine has lost may be absent for ever.
+    fn reports_absence(&mut self) -> bool {
+        self.absences = self.absences.saturating_add(1);
+        self.absences.is_power_of_two()
+    }
+
     /// An attempt has failed.
     fn postpone(&mut self) {
         self.at = Instant::now() + self.wait;
@@ -305,6 +316,34 @@ mod tests {
             () = tokio::time::sleep(limit) => {}
         }
         wanted
+    }
+
+    /// Regression: a host that had removed the file of a policy while it led did not fetch it again
+    /// if the log named the same policies as before.
+    #[tokio::test]
+    async fn policies_are_looked_for_each_time_that_they_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let etcd = Etcd::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
+        let shared = Shared::new(Arc::new(etcd), Arc::new(MachineClock), "plant7");
+        let (local, built_in) = (Modules::of(directory.path()), blake3::hash(b"built-in"));
+        let engine = Arc::new(Engine::new().unwrap());
+        let (wanted, _fetching) = Wanted::begin(local, shared, engine, built_in, Arc::default());
+        let image = image(built_in);
+        let mut named = wanted.named.subscribe();
+        for _ in 0..2 {
+            wanted.name(&image);
+            assert!(named.has_changed().unwrap());
+            named.mark_unchanged();
+        }
+    }
+
+    #[test]
+    fn absent_policy_is_reported_ever_more_rarely() {
+        let mut retry = Retry::default();
+        let reported: Vec<u32> = (1..=86_400).filter(|_| retry.reports_absence()).collect();
+        assert_eq!(reported[..4], [1, 2, 4, 8]);
+        assert_eq!(reported.len(), 17, "in a day");
+        assert!(retry.at <= Instant::now(), "it is tried again at once");
     }
 
     #[tokio::test]

@@ -72,6 +72,26 @@ fn misspelt_variables_are_named() {
     server.wait_for_log("did you mean STATEHOUSE_RULES?");
 }
 
+/// Regression: an empty variable, as Compose makes of an unset one, was a password without a user.
+#[test]
+fn empty_password_of_the_cluster_counts_as_unset() {
+    let directory = tempfile::tempdir().unwrap();
+    let check = |password: &str| {
+        let mut check = command(&["serve", "--check", "--listen", "127.0.0.1:0"]);
+        check
+            .args(["--cluster", "http://127.0.0.1:1", "--name", "gw1"])
+            .args(["--cluster-listen", "127.0.0.1:0"])
+            .env("STATEHOUSE_CLUSTER_PASSWORD", password)
+            .current_dir(directory.path());
+        finish(check, b"")
+    };
+    check("secret")
+        .code(2)
+        .says("cluster_user and its password");
+    let checked = check("").code(0);
+    assert!(!checked.stderr.contains("cluster_user"), "{checked:#?}");
+}
+
 #[test]
 fn every_problem_is_reported_in_one_run() {
     let directory = tempfile::tempdir().unwrap();

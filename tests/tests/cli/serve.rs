@@ -109,6 +109,35 @@ fn address_in_use_exits_with_code_3() {
     ran.says(&address).says("--listen");
 }
 
+/// Regression: each of them recorded the start of a run, and a service manager repeats such a start
+/// without end.
+#[test]
+fn failed_starts_add_nothing_to_the_log() {
+    let mut server = Server::restartable(&[]);
+    server.store("client").set("key", "value");
+    server.stop();
+    let last_record = || {
+        let found = server.run(&["doctor", "--json"]).code(0).object();
+        found["history"]["to_record"].as_u64().unwrap()
+    };
+    let before = last_record();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let serve = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--admin",
+        address.as_str(),
+    ];
+    for _ in 0..2 {
+        server.run(&serve).code(3).says(&address);
+    }
+    assert_eq!(last_record(), before);
+    server.restart();
+    assert_eq!(server.store("client").get("key"), Some(b"value".to_vec()));
+}
+
 /// The server sends DISCONNECT to its clients and exits with code 0 within two seconds, even if a
 /// client does not read.
 #[test]

@@ -136,6 +136,9 @@ impl<S: CopyStore> LogCopy<S> {
             Some(Resumed { point, end, .. }) => {
                 let cluster = self.locked().cluster;
                 let confirmed = confirm(&self.host, cluster, point, end).await;
+                // The member may not have read a head yet. Without this one, a copy that lacks
+                // records would be taken for one that has caught up.
+                let confirmed = confirmed.map(|head| self.feed.saw(&head));
                 confirmed.map_err(CopyError::Log)
             }
             None => self.begin().await,
@@ -325,17 +328,25 @@ pub async fn confirm_copy(
     point: LogPoint,
 ) -> Result<(), Stop> {
     let host = Host::new(engine, clock, options);
-    confirm(&host, cluster, point, point.position).await
+    confirm(&host, cluster, point, point.position)
+        .await
+        .map(drop)
 }
 
-/// Checks that the log continues a copy at `point`, and has its last record, `end`.
-async fn confirm(host: &Host, cluster: Id, point: LogPoint, end: LogPosition) -> Result<(), Stop> {
+/// Checks that the log continues a copy at `point`, and has its last record, `end`. Returns the
+/// head.
+async fn confirm(
+    host: &Host,
+    cluster: Id,
+    point: LogPoint,
+    end: LogPosition,
+) -> Result<Head, Stop> {
     let mut paging = Paging::new();
     for _ in 0..limits::MISMATCHES_MAX {
         let head = head(host, cluster).await?;
         let has_end = head.position >= end;
         if has_end && head.seq == point.seq && head.chain == point.chain {
-            return Ok(());
+            return Ok(head);
         }
         if has_end && head.seq > point.seq {
             // The frame is missing if it was truncated, or read from a server that lags behind.
@@ -346,7 +357,7 @@ async fn confirm(host: &Host, cluster: Id, point: LogPoint, end: LogPosition) ->
                 None => head.oldest_needed() > point.seq + 1,
             };
             if is_continued {
-                return Ok(());
+                return Ok(head);
             }
         }
         host.engine.next_endpoint();

@@ -33,7 +33,9 @@ impl Follower<'_> {
             return Err(Stop::Damaged("the head and the last frame differ".into()));
         }
         if let Err(reason) = embedder.may_lead(&self.seen.head) {
-            tracing::warn!("this host may not lead: {reason}");
+            if suspicion.reports_refusal() {
+                tracing::warn!("this host may not lead: {reason}");
+            }
             suspicion.postpone(host.now() + timing.silence);
             return Ok(None);
         }

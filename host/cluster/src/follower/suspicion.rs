@@ -30,6 +30,8 @@ pub(super) struct Suspicion {
     pub(super) next_at: Duration,
     /// No campaign before.
     not_before: Duration,
+    /// How often this host was not allowed to lead after the observed head.
+    refusals: u32,
 }
 
 impl Suspicion {
@@ -54,6 +56,7 @@ impl Suspicion {
             let was_alive = std::mem::replace(&mut self.is_alive, self.writer == Some(head.writer));
             self.writer = Some(head.writer);
             self.order = head.order();
+            self.refusals = 0;
             self.clear();
             if self.is_alive && !was_alive && head.leader == host && !head.released {
                 tracing::error!(
@@ -79,6 +82,13 @@ impl Suspicion {
     pub(super) fn postpone(&mut self, until: Duration) {
         self.clear();
         self.not_before = until;
+    }
+
+    /// This host may not lead. Returns whether to report it: at the refusals 1, 2, 4, 8 and so on,
+    /// since without a leader one follows each second, perhaps for hours.
+    pub(super) fn reports_refusal(&mut self) -> bool {
+        self.refusals = self.refusals.saturating_add(1);
+        self.refusals.is_power_of_two()
     }
 
     /// Whether the conditions of a campaign hold.
@@ -128,5 +138,23 @@ impl Suspicion {
         if host.attempt(call).await.is_ok() {
             self.challenged_at = Some(host.now());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_to_lead_is_reported_ever_more_rarely() {
+        let mut suspicion = Suspicion::new(Duration::ZERO);
+        let reported = (0..3_600).filter(|_| suspicion.reports_refusal()).count();
+        assert_eq!(reported, 12, "in an hour");
+        let head = Head {
+            epoch: 1,
+            ..Head::first(Id([1; 16]), 0)
+        };
+        suspicion.saw(&head, "gw1");
+        assert!(suspicion.reports_refusal(), "another leader has ended");
     }
 }

@@ -31,6 +31,8 @@ struct Copied {
     /// The time of each snapshot that was begun.
     begun_ms: Vec<u64>,
     running: Option<u64>,
+    /// The last record at each call that says that all new records were passed.
+    flushed: Vec<Option<u64>>,
     point: Option<LogPoint>,
     is_closed: bool,
     is_full: bool,
@@ -88,7 +90,10 @@ impl CopyStore for Store {
     }
 
     fn flush(&mut self, point: Option<LogPoint>) -> Result<Duration, CopyError> {
-        self.0.lock().unwrap().point = point;
+        let mut copied = self.0.lock().unwrap();
+        copied.point = point;
+        let last = copied.records.last_key_value().map(|it| *it.0);
+        copied.flushed.push(last);
         Ok(Duration::from_secs(60))
     }
 
@@ -265,6 +270,23 @@ async fn copy_reads_what_it_missed() {
     let copied = copy.copied();
     assert_eq!(copied.begins, [0], "it started over");
     assert_eq!(copied.records.len() as u64, last.0);
+}
+
+/// In an earlier version such a copy was taken for one that has caught up.
+#[tokio::test(start_paused = true)]
+async fn copy_resumed_before_its_member_reads_what_it_missed() {
+    let world = world(1).await;
+    let (host, log) = Host::lead(&world, "a", |_| {}).await;
+    let copy = Copying::start(&world, &host, None);
+    copy.reaches(write(&log, 10, 100).await).await;
+    let (mut copied, resumed) = copy.stop().await;
+    copied.flushed.clear();
+    let last = write(&log, 3_000, 8).await;
+    world.cut(1, true, true);
+    let without_head = Host::start_on(world.engine(1), "b", |_| {});
+    let copy = Copying::start(&world, &without_head, Some((copied, resumed)));
+    copy.wait("no flush", |it| !it.flushed.is_empty()).await;
+    assert_eq!(copy.copied().flushed[0], Some(last.0));
 }
 
 /// In an earlier version it was the time at which the host copied it, later than the last record.

@@ -79,9 +79,13 @@ enum Place {
 /// Why a client is served nowhere. The text is for the log.
 #[derive(Debug, thiserror::Error)]
 enum PassError {
-    #[error("this host passes on or holds as many connections as --max-connections allows")]
+    #[error(
+        "this host passes on or holds as many connections as --max-connections and half of its open files allow"
+    )]
     Full,
-    #[error("there was no leader for {0} s")]
+    #[error(
+        "no leader accepted the connection within {0} s: the log of this host says whether it knows one and reaches it"
+    )]
     NoLeader(u64),
     #[error("the leader {0} at {1} did not accept the connection: {2}")]
     Leader(String, String, ConnectError),

@@ -1,5 +1,6 @@
 //! `statehouse bench`: measures the throughput and latency of a running store.
 
+mod address;
 mod interruption;
 mod picture;
 mod report;
@@ -7,7 +8,7 @@ mod sweep;
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use rustls::pki_types::ServerName;
 use statehouse_client::{Login, parse_duration};
 use statehouse_link::is_untrusted;
 
+use self::address::resolve;
 use self::interruption::Interruption;
 use self::report::{Point, Report};
 use self::sweep::Sweep;
@@ -475,20 +477,6 @@ fn encryption(credentials: &Credentials, url: &BrokerUrl) -> Result<Option<Encry
         config: credentials.client_config()?,
         name: name.map_err(|_| Failure::usage(format!("{} is no name of a host", url.host)))?,
     }))
-}
-
-fn resolve(url: &BrokerUrl) -> Result<SocketAddr, Failure> {
-    let (host, port) = (&url.host, url.port);
-    let unknown = |why: String| {
-        Failure::transport(format!(
-            "cannot resolve the host {host}: {why}. {START_ONE}"
-        ))
-    };
-    let mut all = (host.as_str(), port)
-        .to_socket_addrs()
-        .map_err(|error| unknown(error.to_string()))?;
-    all.next()
-        .ok_or_else(|| unknown("it has no address".to_owned()))
 }
 
 /// The process id and the name of the store's process.

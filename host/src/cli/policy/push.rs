@@ -115,7 +115,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let place = place(args)?;
     let serial = serial(args.serial, statehouse_core::clock::wall_ms())?;
     let deadline = Instant::now() + args.timeout;
-    let mut connected = false;
+    let (mut connected, mut lost) = (false, None);
     loop {
         let push = Push::new(args, &place, &key, &module, serial);
         let pushed = timeout_at(deadline, push.run(&mut connected)).await;
@@ -123,7 +123,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             Ok(Ok(status)) => return report(args, &status),
             Ok(Err(Stop::Failed(failure))) => return Err(failure),
             Ok(Err(Stop::Lost(error))) if connected => {
-                tracing::debug!(%error, "the connection was lost");
+                lost = Some(describe(&error));
                 tokio::time::sleep(RECONNECT_PAUSE).await;
             }
             Ok(Err(Stop::Lost(error))) if is_refusal(&error) => {
@@ -139,12 +139,19 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
                     describe(&error)
                 )));
             }
-            Err(_) => {
-                return Err(Failure::transport(format!(
-                    "the store did not report a result of the order {serial} in time: give a slow store more time with --timeout"
-                )));
-            }
+            Err(_) => return Err(unreported(serial, lost)),
         }
+    }
+}
+
+/// The failure of an order without a result in time. `lost` says why the last connection ended.
+fn unreported(serial: u64, lost: Option<String>) -> Failure {
+    let failure = Failure::transport(format!(
+        "the store did not report a result of the order {serial} in time: give a slow store more time with --timeout"
+    ));
+    match lost {
+        Some(why) => failure.with(&format!("The last connection was lost: {why}")),
+        None => failure,
     }
 }
 

@@ -133,6 +133,30 @@ async fn push_fails_if_it_may_not_subscribe_to_the_status() {
     pushing.await.unwrap().code(4).says("not authorized");
 }
 
+/// Regression: only a slow store was named, also if the broker ended each connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn push_without_a_result_says_why_its_connection_was_lost() {
+    let broker = Broker::start().await;
+    let url = format!("mqtt://{}", broker.address());
+    // Its last connection may end before its CONNECT, which ends the task.
+    let losing = tokio::spawn(async move {
+        loop {
+            broker.accept().await.greet(&Greeting::default()).await;
+        }
+    });
+    let pushing = tokio::task::spawn_blocking(move || {
+        let directory = tempfile::tempdir().unwrap();
+        keygen(directory.path(), "trusted");
+        let arguments = ["--store", "any", "--rollback", "--timeout", "2s"];
+        push(directory.path(), &url, "trusted.key", &arguments)
+    });
+    let pushed = pushing.await.unwrap().code(3);
+    losing.abort();
+    pushed
+        .says("in time")
+        .says("the last connection was lost: ");
+}
+
 /// Regression: the exit code was that of a refusal by a store.
 #[test]
 fn push_to_a_broker_without_a_store_exits_with_3() {
