@@ -305,8 +305,9 @@ fn answer_above_the_default_fuel_limit_is_stored_whole() {
 #[test]
 fn hidden_key_is_not_said_to_be_persisted() {
     let mut core = faulty_core();
-    for (words, expected) in [(&["HIDE", "k"][..], false), (&["SET", "k", "fine"], true)] {
-        let (effects, answer) = ask(&mut core, "c", words);
+    for (words, expected) in [("HIDE k", false), ("SET k fine", true)] {
+        let words: Vec<_> = words.split(' ').collect();
+        let (effects, answer) = ask(&mut core, "c", &words);
         assert_eq!(answer, "+OK\r\n");
         let remembered = effects.handled.expect("it wrote").remembered;
         assert_eq!(remembered.outcome.put, expected, "{words:?}");

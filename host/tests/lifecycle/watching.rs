@@ -252,6 +252,33 @@ fn policy_that_fails_in_route_is_rolled_back() {
     assert_eq!(why, "it failed at 10 of its last 19 requests");
 }
 
+/// Regression test: if two policies failed once too often at one request, only one of them ended,
+/// and the failures of the other one were counted from zero.
+#[test]
+fn policies_that_trip_at_one_request_both_end() {
+    let faulty = digest(&policies().faulty);
+    let canary = faulty_alone();
+    let assignment = loaded().promote(faulty).unwrap();
+    let assignment = assignment.load(digest(&canary)).unwrap();
+    let assignment = assignment.canary(Some(statehouse_core::policy::Canary {
+        policy: digest(&canary),
+        // It answers no request, but is asked for the key of each.
+        rule: statehouse_core::policy::CanaryRule::Keys("none".into()),
+    }));
+    let twin = digest(&policies().twin);
+    let assignment = assignment.unwrap().route(b"elsewhere/", Some(twin));
+    let mut core = core_with(assignment.unwrap(), vec![canary]);
+    let mut parts = Vec::new();
+    // The tenth and eleventh, unless a slow machine leaves no time for a call. Counting from zero
+    // takes twenty.
+    for _ in 0..15 {
+        let (effects, _) = ask(&mut core, "c", &["COUNT", "bad-route"]);
+        parts.extend(effects.tripped.map(|trip| trip.part));
+    }
+    assert_eq!(parts.len(), 2, "{parts:?}");
+    assert_ne!(parts[0], parts[1]);
+}
+
 /// Regression test: each such request took half a second, and the guard counted the failures of one
 /// client as at most half of those that it tolerates.
 #[test]

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use statehouse_core::clock::{Clock, ManualSource, Stamp};
 use statehouse_core::log::record::{self, Handled, Record};
@@ -107,9 +107,9 @@ impl Sink for CheckedSink<'_> {
 struct Entrance(Weak<Server>);
 
 impl Intake for Entrance {
-    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         if let Some(server) = self.0.upgrade() {
-            server.take_within(time_max, batch);
+            server.take(batch);
         }
     }
 

@@ -121,7 +121,7 @@ impl Table {
         self.watches_max = Some(watches_max);
     }
 
-    /// Denies all clients a right on a key.
+    /// Denies all clients a right on a key. Watches do not report a key that may not be read.
     pub fn deny(&mut self, right: Right, key: &[u8]) {
         self.denied.insert((right, key.to_vec()));
     }
@@ -237,12 +237,13 @@ impl Table {
             .collect()
     }
 
-    /// Whether a watch reports the changes of a key.
+    /// Whether a watch reports the changes of a key, which the client must be able to read.
     pub(super) fn covers(&self, (is_prefix, watched): &Watched, key: &[u8]) -> bool {
-        match is_prefix {
-            true => key.starts_with(watched) && !self.denied.contains(&(Right::Read, key.to_vec())),
+        let is_covered = match is_prefix {
+            true => key.starts_with(watched),
             false => key == watched,
-        }
+        };
+        is_covered && !self.denied.contains(&(Right::Read, key.to_vec()))
     }
 
     fn notify(&mut self, policy: &impl Policy, pending: Vec<Pending>) {

@@ -191,13 +191,6 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// The version of the last change of a visible key, or that before all known changes.
-    fn last_change(&self) -> Stamp {
-        let (before, known) = &self.table.changes;
-        let last = self.pending.last().or(known.last());
-        last.map_or(*before, |it| it.change.version)
-    }
-
     /// The number of entries after a commit.
     fn entry_count(&self) -> usize {
         let now = self.table.now_ms;
@@ -419,7 +412,7 @@ impl Host for Transaction<'_> {
             self.allow(&key, Right::Read)?;
         }
         self.begin_watch((scope == Scope::Prefix, key))?;
-        Ok(self.last_change())
+        Ok(self.clock)
     }
 
     fn follow_since(&mut self, scope: Scope, key: &Bytes, since: Stamp) -> Result<Reached, Fault> {

@@ -56,14 +56,16 @@ pub enum CallOutcome {
 
 impl CallOutcome {
     /// Classifies a failed call. The failure requires a new instance, which takes `start_fuel`. A
-    /// call may use `fuel_max`.
-    pub fn failed(failure: &Failure, start_fuel: u64, fuel_max: u64) -> Self {
-        match failure {
+    /// call may use `fuel_max`. `None` if the machine lacks a resource, such as memory: that says
+    /// nothing about the policy.
+    pub fn failed(failure: &Failure, start_fuel: u64, fuel_max: u64) -> Option<Self> {
+        Some(match failure {
+            Failure::Machine(_) => return None,
             Failure::Watchdog => Self::Stopped,
             Failure::Fuel => Self::Exhausted,
             _ if start_fuel > fuel_max => Self::Exhausted,
-            Failure::Trap(_) | Failure::Machine(_) | Failure::Malformed(_) => Self::Failed,
-        }
+            Failure::Trap(_) | Failure::Malformed(_) => Self::Failed,
+        })
     }
 }
 
@@ -299,13 +301,21 @@ mod tests {
     #[test]
     fn failure_with_costly_restart_is_exhausted() {
         let trap = Failure::Trap("unreachable".into());
-        assert_eq!(CallOutcome::failed(&trap, 1_000, 1_000), Failed);
-        assert_eq!(CallOutcome::failed(&trap, 1_001, 1_000), Exhausted);
-        assert_eq!(CallOutcome::failed(&Failure::Fuel, 0, 1_000), Exhausted);
-        assert_eq!(
-            CallOutcome::failed(&Failure::Watchdog, 1_001, 1_000),
-            Stopped
-        );
+        let failed =
+            |failure: &Failure, start_fuel| CallOutcome::failed(failure, start_fuel, 1_000);
+        assert_eq!(failed(&trap, 1_000), Some(Failed));
+        assert_eq!(failed(&trap, 1_001), Some(Exhausted));
+        assert_eq!(failed(&Failure::Fuel, 0), Some(Exhausted));
+        assert_eq!(failed(&Failure::Watchdog, 1_001), Some(Stopped));
+    }
+
+    /// Regression: a machine without memory caused the rollback of a policy without a fault.
+    #[test]
+    fn lack_of_a_resource_is_no_failure_of_the_policy() {
+        let lack = Failure::Machine("no memory".into());
+        for start_fuel in [0, 1_001] {
+            assert_eq!(CallOutcome::failed(&lack, start_fuel, 1_000), None);
+        }
     }
 
     #[test]

@@ -326,11 +326,15 @@ impl Store {
             tracing::error!(%policy, digest = %policy.digest, client, %failure, "{what}");
         }
         let outcome = CallOutcome::failed(failure, policy.start_fuel, self.quota.fuel_max);
-        let ended = (fuel, outcome);
-        self.guard(choice.part, &policy, request.peer, ended, effects);
+        if let Some(outcome) = outcome {
+            let ended = (fuel, outcome);
+            self.guard(choice.part, &policy, request.peer, ended, effects);
+        }
     }
 
-    /// Counts a call in the guard of the policy, and records a trip in `effects`.
+    /// Counts a call in the guard of the policy, and records a trip in `effects`. A request has at
+    /// most one trip, so later calls are not counted: a guard that trips counts from zero, and its
+    /// trip must not be lost. Another policy that fails too often trips at its next failure.
     fn guard(
         &mut self,
         part: Part,
@@ -339,6 +343,9 @@ impl Store {
         (fuel, outcome): (u64, CallOutcome),
         effects: &mut Effects,
     ) {
+        if effects.tripped.is_some() {
+            return;
+        }
         let guard = match part {
             Part::Active => &mut self.guards[0],
             Part::Canary => &mut self.guards[1],

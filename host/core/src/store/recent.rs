@@ -22,9 +22,19 @@ pub struct Recent {
     bytes: u64,
     /// All changes after this version are known.
     known_after: Stamp,
-    /// The clock at the starts of runs: at the last version that was found, and after those that
-    /// were skipped. A version that an earlier run assigned and lost is between the two.
-    starts: VecDeque<Stamp>,
+    starts: VecDeque<Start>,
+}
+
+/// A start of a run. The versions between `last` and `next` were lost if an earlier run assigned
+/// them.
+#[derive(Clone, Debug)]
+struct Start {
+    /// The clock at the start: the last version that was found, or that up to which the start
+    /// skipped.
+    last: Stamp,
+    /// The first version that the run assigned, also to a hidden key. If it assigned none, the
+    /// clock at the next start.
+    next: Option<Stamp>,
 }
 
 fn weight(change: &Change) -> u64 {
@@ -37,6 +47,11 @@ fn weight(change: &Change) -> u64 {
 impl Recent {
     /// Notes committed writes, and evicts the oldest changes beyond the limits.
     pub(crate) fn note(&mut self, writes: &[Write], bytes_max: u64) {
+        if let Some(start) = self.starts.back_mut().filter(|it| it.next.is_none()) {
+            let last = start.last;
+            // The removal of a hidden key has no version.
+            start.next = writes.iter().map(Write::version).find(|it| *it > last);
+        }
         for write in writes.iter().filter(|it| !it.hidden) {
             let version = write.version();
             match self.changes.back() {
@@ -75,42 +90,30 @@ impl Recent {
 
     /// Notes that a run started when this was the last version.
     pub(crate) fn note_start(&mut self, last: Stamp) {
-        self.starts.push_back(last);
+        if let Some(start) = self.starts.back_mut() {
+            start.next.get_or_insert(last);
+        }
+        self.starts.push_back(Start { last, next: None });
         if self.starts.len() > limits::RECENT_STARTS_MAX {
             self.starts.pop_front();
-            let first = self.starts.front().copied();
+            let first = self.starts.front().map(|it| it.last);
             self.known_after = self.known_after.max(first.unwrap_or_default());
         }
     }
 
     /// The changes after a version, in order; `None` if some of them may be unknown.
     pub fn since(&self, version: Stamp) -> Option<impl Iterator<Item = &Change>> {
-        if version < self.known_after {
+        let is_lost = |it: &Start| it.last < version && it.next.is_none_or(|next| version < next);
+        if version < self.known_after || self.starts.iter().any(is_lost) {
             return None;
         }
         let next = self.changes.partition_point(|it| it.version() <= version);
-        let before = next.checked_sub(1).and_then(|at| self.changes.get(at));
-        let before = before.map_or(self.known_after, Change::version);
-        // The run that assigned this version lost it: no change since the start reached it. The
-        // version at a start itself is never lost.
-        let is_lost = |start: &Stamp| *start < version && before <= *start;
-        let is_start = self.starts.contains(&version);
-        if before != version && !is_start && self.starts.iter().any(is_lost) {
-            return None;
-        }
         Some(self.changes.range(next..))
     }
 
     /// The version of the last change: later changes are [`since`](Self::since) it.
     pub fn last(&self) -> Stamp {
         (self.changes.back()).map_or(self.known_after, Change::version)
-    }
-
-    /// The version of the last change, or of a later start. Never that of a hidden key: since such
-    /// a version, changes may count as unknown, as since one that an earlier run lost.
-    pub(super) fn last_known(&self) -> Stamp {
-        let start = self.starts.back().copied().unwrap_or_default();
-        self.last().max(start)
     }
 }
 
@@ -196,10 +199,29 @@ mod tests {
         let mut recent = Recent::default();
         recent.note_start(at(0));
         recent.note(&[removal(1)], 0);
-        assert_eq!(recent.last_known(), at(1));
+        assert_eq!(recent.last(), at(1));
         assert_eq!((walls(&recent, 0), walls(&recent, 1)), (None, Some(vec![])));
         recent.note(&[removal(2)], u64::MAX);
         assert_eq!(walls(&recent, 1), Some(vec![2]));
+    }
+
+    /// Regression: without a later visible change, the versions of hidden keys counted as lost.
+    #[test]
+    fn changes_since_a_hidden_write_are_known() {
+        let mut recent = Recent::default();
+        recent.note_start(at(0));
+        let hidden = |wall| Write {
+            hidden: true,
+            ..removal(wall)
+        };
+        // The removal of a hidden key has no version.
+        recent.note(&[hidden(0), hidden(2), hidden(4)], u64::MAX);
+        assert_eq!((walls(&recent, 1), walls(&recent, 2)), (None, Some(vec![])));
+        recent.note_start(at(4));
+        recent.note(&[removal(6)], u64::MAX);
+        assert_eq!(walls(&recent, 3), Some(vec![6]));
+        assert_eq!(walls(&recent, 4), Some(vec![6]));
+        assert_eq!(walls(&recent, 5), None);
     }
 
     #[test]

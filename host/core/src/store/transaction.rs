@@ -204,12 +204,6 @@ impl Transaction {
         visible.map(|it| &it.change)
     }
 
-    /// The version from which on a watch of this request reports all changes.
-    fn last_change(&self) -> Stamp {
-        let staged = self.changes().last().map(Change::version);
-        staged.unwrap_or_else(|| self.state.recent.last_known())
-    }
-
     /// Whether the request begins a watch.
     pub(super) fn begins_watch(&self) -> bool {
         self.watches.iter().any(|(.., on)| *on)

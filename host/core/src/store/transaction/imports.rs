@@ -170,7 +170,7 @@ impl Host for Transaction {
             _ => None,
         };
         self.import(ImportKind::Follow, recorded, Imported::Followed, |it| {
-            let version = it.last_change();
+            let version = it.hlc.last();
             it.stage_watch(scope, key).map(|()| version)
         })
     }

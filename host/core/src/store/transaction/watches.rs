@@ -73,7 +73,7 @@ impl Transaction {
             return Err(Denial::Violation("more than one watch since a version"));
         }
         self.watcher()?;
-        let last = self.last_change().max(since);
+        let last = self.hlc.last();
         let committed = self.state.hlc.last();
         // A later version is of a change of this request, or was revoked by a restore.
         if since > committed && !self.changes().any(|it| it.version() == since) {
