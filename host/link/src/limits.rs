@@ -24,6 +24,10 @@ pub(crate) const REFUSED_ATTEMPTS: usize = 4;
 /// How long the resolver may take to list the addresses of a name, before rumqttc asks it too.
 pub(crate) const RESOLVE_TIME: Duration = Duration::from_secs(1);
 
+/// How long the owner may take to say where the next connection goes. It reads a few files, but its
+/// thread may be missing: if the system starts none, tokio queues the work.
+pub(crate) const PLACE_TIME: Duration = Duration::from_secs(2);
+
 /// How long a link that must end waits until its DISCONNECT is sent.
 pub const CLOSE_WAIT: Duration = Duration::from_secs(1);
 

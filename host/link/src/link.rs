@@ -87,7 +87,8 @@ pub trait Owner: Send + Sync + 'static {
 
     /// Returns the address and the credentials for the next connection if they may have changed,
     /// for example the certificates in files. Called before each further attempt, on a thread that
-    /// may block.
+    /// may block. If it does not return within 2 s, its result is ignored: the attempt uses the
+    /// place before.
     fn place(&self) -> Option<Place> {
         None
     }
@@ -205,11 +206,11 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
         let owner = link.owner.clone();
         let place = async {
             sleep(pause).await;
-            spawn_blocking(move || owner.place()).await
+            timeout(limits::PLACE_TIME, spawn_blocking(move || owner.place())).await
         };
         tokio::select! {
-            // Without an answer because of a panic, the link uses the place that it has.
-            place = place => link.renew(place.unwrap_or_default()),
+            // After a panic, or if it takes too long, the link uses the place that it has.
+            place = place => link.renew(place.map(Result::unwrap_or_default).unwrap_or_default()),
             () = link.owner.stopping().notified() => return,
         }
         link.pause = link.pause.saturating_mul(2).min(link.ours.pauses.1);

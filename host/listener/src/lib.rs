@@ -109,11 +109,7 @@ impl Listeners {
             let (at, listener, acceptor) = (entrance.at, entrance.listener, entrance.acceptor);
             let broker = broker.clone();
             let accepting: Pin<Box<dyn Future<Output = ()> + Send>> = match acceptor.is_plain() {
-                true => Box::pin(async move {
-                    if let Err(error) = broker.listen(listener).await {
-                        tracing::error!(%error, "the listener {at} accepts no more clients");
-                    }
-                }),
+                true => Box::pin(async move { broker.listen(listener).await }),
                 false => Box::pin(accept(listener, move |socket, peer| {
                     acceptor.clone().serve(broker.clone(), socket, peer)
                 })),

@@ -173,8 +173,8 @@ pub const ADMIN_UPLOAD_WAIT: Duration = Duration::from_secs(20);
 /// How often a waiting upload looks for room.
 pub const ADMIN_UPLOAD_PAUSE: Duration = Duration::from_millis(50);
 
-/// An upload that does not announce its length, as commands and browsers do. It takes all of this
-/// room from others, also if it is smaller.
+/// An upload that does not announce its length; commands and browsers do. It takes all of this room
+/// from others, also if it is smaller.
 pub const ADMIN_UPLOAD_UNANNOUNCED_BYTES_MAX: u64 = 8 << 20;
 
 /// How long a change by an operator waits for the one before, and then for its response.

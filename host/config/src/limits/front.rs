@@ -38,6 +38,10 @@ pub const CLUSTER_BURST_BYTES_MAX: usize = 64 << 10;
 /// thousand waiting clients would connect in a loop.
 pub const CLUSTER_RETRY: Duration = Duration::from_millis(200);
 
+/// How long a follower does not ask for a connection for all clients again after the leader refused
+/// it: the leader may have served too many, or an earlier program may run there.
+pub const CLUSTER_STREAMS_RETRY: Duration = Duration::from_secs(60);
+
 /// Bytes that one read of a passed-on stream takes. Only a thread has such a buffer; a stream has
 /// one of at most this size while its receiver is slow.
 pub const CLUSTER_SPLICE_BYTES: usize = 16 << 10;

@@ -4,6 +4,7 @@
 
 mod broker;
 mod owner;
+mod places;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -205,20 +206,6 @@ async fn responses_to_lost_requests_precede_acknowledgements() {
         peer.acknowledge(before[usize::from(skipped)].1).await;
         assert_eq!(peer.next().await, Seen::PubAck(31));
     }
-}
-
-#[tokio::test]
-async fn later_connections_go_to_the_new_place() {
-    let mut test = SessionTest::start().await;
-    let peer = test.accept(Greeting::default()).await;
-    let other = Broker::start().await;
-    *test.owner.place.lock().unwrap() = Some(place(&other));
-    let before = std::mem::replace(&mut test.broker, other);
-    drop((peer, before));
-    // The message of the first connection is sent again, and the session continues.
-    test.add([note("a")]);
-    let mut peer = test.accept(Greeting::resumed()).await;
-    assert_eq!(peer.text().await, "a");
 }
 
 #[tokio::test]

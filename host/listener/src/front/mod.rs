@@ -97,6 +97,8 @@ pub struct Front {
     lost: Notify,
     /// [`limits::CLUSTER_HOLD`]; shorter in tests.
     hold: Duration,
+    /// [`limits::CLUSTER_STREAMS_RETRY`]; shorter in tests.
+    streams_retry: Duration,
 }
 
 impl Front {
@@ -128,6 +130,7 @@ impl Front {
             to_leader: tokio::sync::Mutex::default(),
             lost: Notify::new(),
             hold: limits::CLUSTER_HOLD,
+            streams_retry: limits::CLUSTER_STREAMS_RETRY,
         }
     }
 

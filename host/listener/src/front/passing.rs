@@ -60,8 +60,11 @@ impl ConnectError {
 /// The way to a leader, for all clients.
 pub(super) struct ToLeader {
     leader: Leader,
-    /// None if the leader is a program that does not know [`Purpose::Streams`].
+    /// None if the leader refused it: its program does not know [`Purpose::Streams`], or it serves
+    /// as many as it may.
     mux: Option<Mux>,
+    /// When the leader accepted or refused it.
+    since: Instant,
 }
 
 /// The stream of one client at the leader.
@@ -291,7 +294,8 @@ impl Front {
     }
 
     /// Opens a stream on the connection to the leader, which it opens first if there is none.
-    /// `None` if the leader does not accept such a connection.
+    /// `None` if the leader refuses such a connection, or did so less than
+    /// [`Front::streams_retry`] ago.
     async fn open_shared(
         &self,
         leader: &Leader,
@@ -303,7 +307,8 @@ impl Front {
             && present.leader == *leader
         {
             match &present.mux {
-                None => return Ok(None),
+                None if present.since.elapsed() < self.streams_retry => return Ok(None),
+                None => {}
                 Some(mux) => {
                     if let Some(stream) = mux.open(scheme, client) {
                         return Ok(Some(stream));
@@ -327,6 +332,7 @@ impl Front {
         let present = to_leader.insert(ToLeader {
             leader: leader.clone(),
             mux,
+            since: Instant::now(),
         });
         match &present.mux {
             None => Ok(None),

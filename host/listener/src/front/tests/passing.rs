@@ -361,6 +361,46 @@ async fn clients_reach_a_leader_of_a_program_that_knows_single_streams_only() {
     assert_eq!(attempts.load(Ordering::SeqCst), 1);
 }
 
+/// Regression: after one refusal, as of a leader at its limit, each client got a connection of its
+/// own until another host led.
+#[tokio::test]
+async fn a_leader_that_refused_the_shared_connection_is_asked_again() {
+    let leader = Host::plain("gw1");
+    let follower = Host::new("gw2", &["mqtt"], None, |front| {
+        front.streams_retry = Duration::ZERO;
+    });
+    let (broker, _) = broker();
+    leader.lead(&broker);
+    let port = leader.port;
+    let attempts = Arc::<AtomicUsize>::default();
+    let attempted = attempts.clone();
+    let full = FakeLeader::start_with(
+        move |purpose| {
+            let is_shared = purpose == Purpose::Streams;
+            match is_shared && attempted.fetch_add(1, Ordering::SeqCst) == 0 {
+                true => Answer::Refused,
+                false => Answer::Accepted,
+            }
+        },
+        move |purpose, mut socket| async move {
+            if matches!(purpose, Purpose::Stream { .. } | Purpose::Streams) {
+                let (mut next, answer) = knock(port, purpose).await;
+                assert_eq!(answer, Answer::Accepted);
+                _ = tokio::io::copy_bidirectional(&mut socket, &mut next).await;
+            }
+        },
+    );
+    follower.follow_at("gw1", full.address);
+    let mut clients = Vec::new();
+    for name in ["one", "two", "three"] {
+        let mut client = Client::on(follower.connect().await).connected(name).await;
+        client.publish(1).await;
+        clients.push(client);
+    }
+    // The third client shares the connection of the second one.
+    assert_eq!(attempts.load(Ordering::SeqCst), 2);
+}
+
 #[tokio::test]
 async fn a_leader_that_answers_no_streams_is_suspected_and_its_clients_go_on() {
     let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
