@@ -214,22 +214,22 @@ async fn serve_accepted<R, W>(
     R: AsyncRead + Unpin + Send,
     W: AsyncWrite + Unpin + Send + 'static,
 {
+    let attached = Attached {
+        broker: broker.clone(),
+        session: accepted.session,
+        origin: accepted.origin.clone(),
+        output: output.clone(),
+        read_bytes_max: accepted.limits.read_bytes,
+    };
+    // Must be dropped before `attached`, also if this task is aborted: dropping the dispatch hands
+    // over the last requests, and the service must get them before the end of the connection.
     let mut dispatch = Dispatch::new(broker.clone(), &accepted);
     let Accepted {
-        session,
-        origin,
         limits,
         silence_max,
         previous,
         ..
     } = accepted;
-    let attached = Attached {
-        broker: broker.clone(),
-        session,
-        origin: origin.clone(),
-        output: output.clone(),
-        read_bytes_max: limits.read_bytes,
-    };
     let mut writer = Writer::spawn(&attached, writer, limits.write_stall);
     // The connection that this one takes over is ending. It must hand over its last requests first.
     if let Some(previous) = previous {

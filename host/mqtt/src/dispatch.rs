@@ -435,8 +435,9 @@ impl Dispatch {
             Packet::Publish(publish) => match claim {
                 Claim::Take if self.bounds.version == ProtocolVersion::V311 => {
                     let (reason, text) = without_properties(&publish.topic);
-                    core.report_refusal(key, Refused::Publish, reason, Some(&text));
-                    core.refuse(key, connection, &publish, reason, &text)?;
+                    core.refuse(key, connection, &publish, (reason, &*text), |core| {
+                        core.report_refusal(key, Refused::Publish, reason, Some(&*text));
+                    })?;
                 }
                 Claim::Take => {
                     if let Begun::HandOver(token) =
@@ -448,14 +449,15 @@ impl Dispatch {
                     }
                 }
                 Claim::Refuse(reason, text) => {
-                    if claim == TOO_MANY || claim == TOO_MANY_TOGETHER {
-                        core.count_throttled();
-                    }
-                    match claim == FORBIDDEN {
-                        true => core.count_refused(Refused::Publish, reason),
-                        false => core.report_refusal(key, Refused::Publish, reason, Some(text)),
-                    }
-                    core.refuse(key, connection, &publish, reason, text)?
+                    core.refuse(key, connection, &publish, (reason, text), |core| {
+                        if claim == TOO_MANY || claim == TOO_MANY_TOGETHER {
+                            core.count_throttled();
+                        }
+                        match claim == FORBIDDEN {
+                            true => core.count_refused(Refused::Publish, reason),
+                            false => core.report_refusal(key, Refused::Publish, reason, Some(text)),
+                        }
+                    })?;
                 }
                 Claim::Route => {
                     let message = message(&publish);

@@ -40,7 +40,8 @@
 //!     async move { broker.run_timers().await }
 //! });
 //! broker.batch(|batch| batch.publish(Message::new("greeting", "hello", QoS::AtMostOnce)));
-//! broker.listen(listener).await
+//! broker.listen(listener).await;
+//! # Ok(())
 //! # }
 //! ```
 #![forbid(unsafe_code)]

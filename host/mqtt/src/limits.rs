@@ -81,8 +81,8 @@ pub struct Limits {
     /// Disconnected clients together may use half of it.
     pub queue_bytes_total_max: usize,
     /// Bytes that a connected client may always queue, regardless of other clients: room for
-    /// answers and acknowledgements on their way. A client that keeps up is not disconnected
-    /// because others do not.
+    /// answers and acknowledgements on their way. Within it, a client that keeps up is not
+    /// disconnected because others do not. A larger message needs room in the total.
     pub queue_bytes_reserve: usize,
     /// Bytes of encoded output of one connection above which messages stay in the queue and the
     /// reader stops reading. Large enough that one write always fills a socket buffer.

@@ -6,7 +6,7 @@
 //! drops expired messages when it starts.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -29,8 +29,6 @@ pub struct Recovery {
     pub(crate) retained: BTreeMap<Bytes, SavedRetained>,
     /// Numbers of the sessions whose wills were dropped because of the limit.
     pub(crate) without_will: Vec<SessionId>,
-    /// How many messages were dropped because of the limit.
-    pub(crate) lost_messages: usize,
     wills: Room,
     messages: Room,
 }
@@ -70,6 +68,9 @@ pub(crate) struct SavedSession {
     pub(crate) detached_ms: Option<u64>,
     pub(crate) subscriptions: HashMap<Bytes, SavedSubscription>,
     pub(crate) messages: BTreeMap<u64, SavedMessage>,
+    /// Numbers of messages that were dropped because of the limit, and that the log has not removed
+    /// later. The broker must record their removal.
+    pub(crate) lost: BTreeSet<u64>,
     pub(crate) received: BTreeMap<u16, ReasonCode>,
 }
 
@@ -108,14 +109,16 @@ pub(crate) struct SavedRetained {
 }
 
 impl Recovery {
-    /// Creates a recovery that keeps at most the messages of sessions, and twice the wills, that
-    /// these limits allow. Twice, because the pieces of a snapshot are taken at different times and
-    /// may together hold more wills than existed at any one time.
+    /// Creates a recovery that keeps at most twice the wills and messages of sessions that these
+    /// limits allow. Twice, because the pieces of a snapshot are taken at different times and may
+    /// together hold more than existed at any one time, and because connected clients may have had
+    /// messages beyond the total, within their reserves. These are not added: at a start, all
+    /// reserves together may exceed the memory.
     #[must_use]
     pub fn within(limits: &Limits) -> Self {
         Self {
             wills: Room::of(limits.state_bytes_total_max.saturating_mul(2)),
-            messages: Room::of(limits.queue_bytes_total_max),
+            messages: Room::of(limits.queue_bytes_total_max.saturating_mul(2)),
             ..Self::default()
         }
     }
@@ -209,12 +212,16 @@ impl Recovery {
             return;
         };
         // The snapshot may hold the message already.
-        let old = session.messages.get(&number).map_or(0, SavedMessage::bytes);
-        let bytes = (self.messages.bytes - old).saturating_add(content.message.cost_bytes());
+        let old = session.messages.get(&number);
+        let old_bytes = old.map_or(0, SavedMessage::bytes);
+        let bytes = (self.messages.bytes - old_bytes).saturating_add(content.message.cost_bytes());
         if bytes > self.messages.bytes_max {
-            self.lost_messages += 1;
+            if old.is_none() {
+                session.lost.insert(number);
+            }
             return;
         }
+        session.lost.remove(&number);
         let saved = SavedMessage {
             packet_id: None,
             content: Some(content),
@@ -233,6 +240,12 @@ impl Recovery {
     #[cfg(test)]
     pub(crate) fn held_bytes(&self) -> usize {
         self.wills.bytes + self.messages.bytes
+    }
+
+    /// How many messages were dropped because of the limit.
+    #[cfg(test)]
+    pub(crate) fn lost_messages(&self) -> usize {
+        self.sessions.values().map(|it| it.lost.len()).sum()
     }
 
     /// Drops wills of the oldest sessions while all wills exceed their limit.
@@ -282,6 +295,7 @@ impl SavedSession {
             detached_ms: None,
             subscriptions: HashMap::new(),
             messages: BTreeMap::new(),
+            lost: BTreeSet::new(),
             received: BTreeMap::new(),
         }
     }
@@ -328,8 +342,12 @@ impl SavedSession {
                     content: None,
                 };
                 removed = self.messages.insert(number, saved);
+                self.lost.remove(&number);
             }
-            Part::Removed { number } => removed = self.messages.remove(&number),
+            Part::Removed { number } => {
+                removed = self.messages.remove(&number);
+                self.lost.remove(&number);
+            }
             Part::Received { packet_id, reason } => _ = self.received.insert(packet_id, reason),
             Part::Completed { packet_id } => _ = self.received.remove(&packet_id),
             // [`Recovery::apply`] handles these, since they change the table of sessions.

@@ -1,12 +1,22 @@
 //! The whole broker over sockets, with raw clients and with rumqttc clients.
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use common::*;
 use rumqttc::v5::{AsyncClient, Event, MqttOptions};
-use statehouse_mqtt::{Limits, Message, QoS};
+use statehouse_mqtt::{
+    Broker, Claim, Door, Limits, Message, Options, Origin, QoS, Request, Service,
+};
 use tokio::time::timeout;
 use wire::{DisconnectReasonCode, LastWill, Packet};
 
@@ -85,6 +95,51 @@ async fn takeover_hands_requests_over_in_order() {
             ("request".to_owned(), 2)
         ]
     );
+}
+
+/// Takes no request before it is open, and logs its calls.
+#[derive(Default)]
+struct Valve {
+    was_asked: AtomicBool,
+    is_open: AtomicBool,
+    log: Mutex<Vec<&'static str>>,
+}
+
+impl Service for Valve {
+    fn claim(&self, _: &[u8]) -> Claim {
+        Claim::Take
+    }
+
+    fn requests(&self, _: &Broker, _: &Origin, requests: &mut Vec<Request>) {
+        self.was_asked.store(true, Ordering::SeqCst);
+        if self.is_open.load(Ordering::SeqCst) {
+            let taken = requests.drain(..).map(|_| "request");
+            self.log.lock().unwrap().extend(taken);
+        }
+    }
+
+    fn disconnected(&self, _: &Broker, _: &Origin) {
+        self.log.lock().unwrap().push("disconnected");
+    }
+}
+
+#[tokio::test]
+async fn aborted_connection_hands_its_requests_over_before_its_end() {
+    let valve = Arc::new(Valve::default());
+    let broker = Broker::new(Options::default(), valve.clone());
+    let (ours, theirs) = tokio::io::duplex(4096);
+    let door = Door::open(PEER);
+    let serving = tokio::spawn(async move { broker.serve_connection(theirs, door).await });
+    let mut client = Client::over(ours).hello("a", 0).await;
+    client
+        .send(&[request("req/x", Q::AtLeastOnce, 1, "answers")])
+        .await;
+    until(|| valve.was_asked.load(Ordering::SeqCst)).await;
+    // No other task runs before the abort, since the runtime has one thread.
+    valve.is_open.store(true, Ordering::SeqCst);
+    serving.abort();
+    assert!(serving.await.unwrap_err().is_cancelled());
+    assert_eq!(*valve.log.lock().unwrap(), ["request", "disconnected"]);
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Takes batches of inputs from a transport, in turns of limited time and size.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use statehouse_core::{Decision, Now, Outcome};
 use statehouse_protocol::{ConnectionId, SessionId};
@@ -21,7 +21,7 @@ const LIGHT_FUEL_MAX: u64 = 8_000;
 
 /// Which outputs that wait for the log must be within their limits before the next step.
 #[derive(Clone, Copy)]
-enum Room {
+pub(super) enum Room {
     /// None.
     Unlimited,
     /// Those of all connections.
@@ -45,7 +45,7 @@ impl Server {
     /// `room`. Returns whether inputs are left. `begun` is the time at which the batch began;
     /// `disconnected` is set if the one connection of the batch is being closed, so that the rest
     /// must be skipped.
-    fn take_part(
+    pub(super) fn take_part(
         &self,
         room: Room,
         (begun, end): (Instant, Option<Instant>),
@@ -123,21 +123,15 @@ impl Server {
     }
 }
 
-/// The present instant, and the one after this time; `None` if it is never reached.
-fn from_now(time_max: Duration) -> (Instant, Option<Instant>) {
-    let begun = Instant::now();
-    (begun, begun.checked_add(time_max))
-}
-
 impl Intake for Server {
-    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
-        let time = from_now(time_max);
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+        let time = (Instant::now(), None);
         let mut disconnected = false;
         while self.take_part(Room::Unlimited, time, batch, &mut disconnected) {}
     }
 
     fn take_with_room(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
-        let time = from_now(Duration::MAX);
+        let time = (Instant::now(), None);
         let unreleased_max = self.quota().unreleased_bytes_max;
         let mut disconnected = false;
         while self.take_part(Room::OfAll, time, batch, &mut disconnected)
@@ -150,7 +144,8 @@ impl Intake for Server {
     }
 
     fn take_some(&self, connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
-        let time = from_now(limits::REQUESTS_PER_TURN_TIME);
+        let begun = Instant::now();
+        let time = (begun, Some(begun + limits::REQUESTS_PER_TURN_TIME));
         let mut disconnected = false;
         // Inputs after a request that ended its connection are never left over.
         let room = Room::Of(connection);

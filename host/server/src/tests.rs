@@ -10,6 +10,7 @@ use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::{ConnectionId, SessionId};
 
+use super::intake::Room;
 use super::*;
 use statehouse_access::rules::{Principal, Rules};
 use statehouse_core::STANDARD_POLICY;
@@ -335,12 +336,14 @@ fn batch_beyond_its_time_limit_is_interrupted() {
     let server = server_on(Arc::new(Memory));
     let peers: Vec<_> = (0..100).map(|it| Peer::numbered("client", it)).collect();
     let mut batch = peers.iter().map(Inbound::Disconnected);
-    server.take_within(Duration::ZERO, &mut batch);
+    let begun = Instant::now();
+    let time = (begun, Some(begun));
+    server.take_part(Room::Unlimited, time, &mut batch, &mut false);
     let left = batch.len();
     assert!((90..100).contains(&left), "{left}");
-    server.take_within(Duration::ZERO, &mut batch);
+    server.take_part(Room::Unlimited, time, &mut batch, &mut false);
     assert!(batch.len() < left);
-    server.take_within(Duration::MAX, &mut batch);
+    server.take(&mut batch);
     assert_eq!(batch.len(), 0);
 }
 

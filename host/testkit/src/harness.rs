@@ -14,7 +14,6 @@ use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS, ReasonC
 use super::answer::{Answer, Came, Logged, Notification, Passed, Reads, is_same};
 use super::client::{Client, Publish};
 use super::setup::{self, Base, KitError};
-use statehouse_core::clock::Hlc;
 use statehouse_core::policy::{Policy, Registry};
 use statehouse_core::request::{self, Delivery, Dialect, Incoming};
 use statehouse_core::store::{
@@ -229,10 +228,6 @@ impl Harness {
         let mut hlc = self.used.store().state().hlc;
         let version = hlc.tick(self.now_ms);
         let entry = Entry::new(key.as_ref(), value.as_ref(), version, None, None);
-        self.put_entry(entry, hlc);
-    }
-
-    fn put_entry(&mut self, entry: Entry, hlc: Hlc) {
         let write = Write::of(Change::Set(entry));
         for core in self.cores() {
             let state = core.store_mut().state_mut();

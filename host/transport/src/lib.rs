@@ -7,8 +7,6 @@
 pub mod embedded;
 pub mod foreign;
 
-use std::time::Duration;
-
 use statehouse_mqtt::{Message, ReasonCode, Token};
 use statehouse_protocol::{ConnectionId, SessionId};
 
@@ -89,13 +87,7 @@ impl Outbound {
 /// Takes the inputs of a transport: one call per socket read, in order.
 pub trait Intake: Send + Sync {
     /// Handles a batch. Its outputs are sent through [`Transport::deliver`].
-    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
-        self.take_within(Duration::MAX, batch);
-    }
-
-    /// Like [`take`](Self::take), but leaves the rest of the batch in the iterator after about this
-    /// time. Inputs after a request that ended its connection are never left over.
-    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>);
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>);
 
     /// Like [`take`](Self::take), but leaves the rest of the batch in the iterator while too many
     /// outputs of all connections wait for the log. The caller must pass the rest after outputs
@@ -112,10 +104,10 @@ pub trait Intake: Send + Sync {
 
     /// Handles requests of one connection, for at most one turn. Leaves the rest in the iterator
     /// after some bytes of responses, and while too many outputs that this connection caused wait
-    /// for the log.
+    /// for the log. Inputs after a request that ended its connection are never left over.
     fn take_some(&self, connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         let _ = connection;
-        self.take_within(limits::REQUESTS_PER_TURN_TIME, batch);
+        self.take(batch);
     }
 }
 

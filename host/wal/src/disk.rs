@@ -365,13 +365,9 @@ pub(crate) struct Unreadable {
 
 /// Reads a whole file into `buffer`, which callers reuse for the next file. Returns the first block
 /// that the device cannot return, if there is one; all such blocks are zero in `buffer`.
-pub(crate) fn read_whole(
-    file: &dyn File,
-    bytes_max: u64,
-    buffer: &mut Vec<u8>,
-) -> io::Result<Option<Unreadable>> {
+pub(crate) fn read_whole(file: &dyn File, buffer: &mut Vec<u8>) -> io::Result<Option<Unreadable>> {
     let bytes = file.bytes()?;
-    if bytes > bytes_max {
+    if bytes > limits::SEGMENT_FILE_BYTES_MAX {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "the file is too large for a file of the log",

@@ -217,19 +217,17 @@ fn file_report(
         Kind::Other => Verdict::Foreign,
         Kind::Temporary => Verdict::Leftover,
         Kind::Spare(_) => Verdict::Spare,
-        Kind::Closed | Kind::Newest | Kind::Segment(_) => {
-            match read_whole(&*file, limits::SEGMENT_FILE_BYTES_MAX, content) {
-                Err(error) => damaged(0, unreadable_reason(&error)),
-                Ok(unreadable) => {
-                    let verdict = match kind {
-                        Kind::Closed => closed(&mut report, content),
-                        Kind::Newest => newest(&mut report, content),
-                        _ => segment(&mut report, content, is_last),
-                    };
-                    with_unreadable(verdict, unreadable)
-                }
+        Kind::Closed | Kind::Newest | Kind::Segment(_) => match read_whole(&*file, content) {
+            Err(error) => damaged(0, unreadable_reason(&error)),
+            Ok(unreadable) => {
+                let verdict = match kind {
+                    Kind::Closed => closed(&mut report, content),
+                    Kind::Newest => newest(&mut report, content),
+                    _ => segment(&mut report, content, is_last),
+                };
+                with_unreadable(verdict, unreadable)
             }
-        }
+        },
         Kind::Snapshot(position) | Kind::DamagedSnapshot(position) => {
             match snapshot::read(&*file, &mut |_| Ok(())) {
                 Ok((header, footer)) => {

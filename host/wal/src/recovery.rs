@@ -15,7 +15,6 @@ use std::io;
 use crate::disk::{Disk, File, Unreadable, read_whole};
 use crate::error::{Damage, Error, is_unreadable, unreadable_reason};
 use crate::files;
-use crate::limits;
 use crate::segment::{Frames, HEADER_BYTES, Header, Magic, Rest, StoreId};
 use crate::snapshot::{self, Fault};
 use crate::survey::{Chain, Link, SnapshotInfo, Survey, damage};
@@ -30,8 +29,8 @@ pub trait Sink {
     /// Receives a record after the position at which the snapshot began, in order. The blocks may
     /// already contain its effect. An error ends the reading.
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String>;
-    /// Called by [`Log::open`](crate::Log::open) when everything was read, before a file is changed.
-    /// An error ends the opening.
+    /// Called by [`Log::open`](crate::Log::open) when everything was read, before a file is
+    /// changed. An error ends the opening.
     fn may_open(&mut self) -> Result<(), String> {
         Ok(())
     }
@@ -390,8 +389,7 @@ fn read_segment(
     content: &mut Vec<u8>,
 ) -> Result<Option<Unreadable>, Error> {
     let file = disk.open_read_only(name).map_err(Error::io("open", name))?;
-    let unreadable = read_whole(&*file, limits::SEGMENT_FILE_BYTES_MAX, content)
-        .map_err(Error::io("read", name))?;
+    let unreadable = read_whole(&*file, content).map_err(Error::io("read", name))?;
     let has_header = unreadable.as_ref().is_none_or(|it| it.offset > 0);
     if has_header && Header::decode(content, Magic::Segment) != Ok(header) {
         return Err(Error::Moved);

@@ -2,7 +2,6 @@
 
 use std::{
     future::poll_fn,
-    io,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering},
     task::Poll,
@@ -29,12 +28,12 @@ impl Broker {
     /// Accepts connections until [`shutdown`](Self::shutdown) and serves each in its own tasks. May
     /// be called for several listeners. Errors of single connections and a lack of file descriptors
     /// do not end it.
-    pub async fn listen(&self, listener: TcpListener) -> io::Result<()> {
+    pub async fn listen(&self, listener: TcpListener) {
         let mut failures = AcceptFailures::default();
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
-                () = self.stopped() => return Ok(()),
+                () = self.stopped() => return,
             };
             match accepted {
                 Ok((socket, peer)) => {

@@ -203,13 +203,14 @@ impl Core {
         account: &Arc<Account>,
         now: Instant,
     ) -> Result<(), &'static str> {
-        if existing.is_none() && !self.has_room_for_session(account, now) {
-            return Err(NO_ROOM_FOR_SESSION);
-        }
         if !self.has_room_for_will(will, existing, account) {
             return Err(
                 "wills of this user or address, or of all clients, exceed their memory limit",
             );
+        }
+        // Must come last, since it may evict another session.
+        if existing.is_none() && !self.has_room_for_session(account, now) {
+            return Err(NO_ROOM_FOR_SESSION);
         }
         Ok(())
     }

@@ -41,6 +41,9 @@ const TOPIC_TOO_LONG: &str = "the topic has more than 65535 bytes";
 const NO_ROOM_TO_RETAIN: &str =
     "retained messages of this user or address, or of all clients, exceed their limit";
 
+/// Reason String if the log must hold a message and has no room.
+const NO_ROOM_IN_LOG: &str = "the log has no room on the disk for this message";
+
 /// Reason String if no group can take a message.
 const NO_ROOM_IN_GROUP: &str = "no member of a shared subscription has room for this message";
 
@@ -166,16 +169,20 @@ impl Core {
         Ok(())
     }
 
-    /// Refuses a PUBLISH of a client.
+    /// Refuses a PUBLISH of a client. `report` counts and reports that. It is not called for a
+    /// repeated QoS 2 PUBLISH, which gets the answer to the first one.
     pub(crate) fn refuse(
         &mut self,
         key: SessionKey,
         connection: ConnectionId,
         publish: &Publish,
-        reason: ReasonCode,
-        text: &str,
+        (reason, text): (ReasonCode, &str),
+        report: impl FnOnce(&mut Self),
     ) -> Result<(), Violation> {
-        self.handle(key, connection, publish, |_| (reason, Some(text)))
+        self.handle(key, connection, publish, |core| {
+            report(core);
+            (reason, Some(text))
+        })
     }
 
     /// Refuses a request that has begun.
@@ -203,13 +210,12 @@ impl Core {
         now: Instant,
     ) -> Result<(), Violation> {
         let has_room = self.change_log.has_room();
-        if !has_room && self.must_be_recorded(message, key, now) {
-            let reason = ReasonCode::QUOTA_EXCEEDED;
-            let text = "the log has no room on the disk for this message";
-            self.report_refusal(key, Refused::Publish, reason, Some(text));
-            return self.refuse(key, connection, publish, reason, text);
-        }
         self.handle(key, connection, publish, |core| {
+            if !has_room && core.must_be_recorded(message, key, now) {
+                let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, NO_ROOM_IN_LOG);
+                core.report_refusal(key, Refused::Publish, reason, Some(text));
+                return (reason, Some(text));
+            }
             let source = Source {
                 from: Some(key),
                 ..Source::default()

@@ -41,7 +41,6 @@ impl Core {
     pub(crate) fn restore(&mut self, recovery: Recovery) {
         let mut dropped = Dropped {
             wills: recovery.without_will.len(),
-            messages: recovery.lost_messages,
             ..Dropped::default()
         };
         for number in recovery.without_will {
@@ -53,8 +52,13 @@ impl Core {
                     .write(Part::NoWill);
             }
         }
-        for (number, saved) in self.fitting(recovery.sessions, &mut dropped) {
-            self.restore_session(number, saved, &mut dropped);
+        for (session, saved) in self.fitting(recovery.sessions, &mut dropped) {
+            dropped.messages += saved.lost.len();
+            let mut log = self.change_log.session_log(session, true);
+            for &number in &saved.lost {
+                log.write(Part::Removed { number });
+            }
+            self.restore_session(session, saved, &mut dropped);
             self.change_log.checkpoint();
         }
         for (topic, saved) in recovery.retained {

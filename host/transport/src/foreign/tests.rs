@@ -22,7 +22,7 @@ use statehouse_core::request::PREVIEW_TOPIC;
 struct Disconnections(Mutex<Vec<String>>);
 
 impl Intake for Disconnections {
-    fn take_within(&self, _: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         for inbound in batch {
             if let Inbound::Disconnected(peer) = inbound {
                 lock(&self.0).push(peer.client.to_string());
@@ -105,13 +105,13 @@ struct Asked {
 }
 
 impl Intake for Asked {
-    fn take_within(&self, time_max: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         if let Some(foreign) = lock(&self.foreign).upgrade()
             && let Some(ttl) = &foreign.ttl
         {
             lock(ttl).renew("asking", self.at);
         }
-        self.disconnections.take_within(time_max, batch);
+        self.disconnections.take(batch);
     }
 }
 

@@ -173,9 +173,9 @@ fn files_of_another_store_are_rejected() {
 }
 
 /// A killed log of 40 records: three in each segment, and a snapshot after every fifth.
-fn with_snapshots(options: Options) -> (Simulation, Vec<Vec<u8>>) {
+fn with_snapshots() -> (Simulation, Vec<Vec<u8>>) {
     let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, options).expect("opens");
+    let (log, ..) = open(&disk, all_history()).expect("opens");
     let mut list = Vec::new();
     for round in 0..40 {
         list.push(vec![round as u8; 1000]);
@@ -195,7 +195,7 @@ fn files_before_a_break_are_removed_as_history() {
         history_ms,
         ..small()
     };
-    let (disk, list) = with_snapshots(all_history());
+    let (disk, list) = with_snapshots();
     // It holds the records 16 to 18.
     flip(&disk, &files::segment(6), 0);
     let before = |disk: &Simulation| {
@@ -223,7 +223,7 @@ fn files_before_a_break_are_removed_as_history() {
 /// Regression: one damaged byte made all history unreadable, although the store started.
 #[test]
 fn history_begins_after_damage_that_a_snapshot_covers() {
-    let (disk, list) = with_snapshots(all_history());
+    let (disk, list) = with_snapshots();
     let oldest = |disk: &Simulation| {
         let mut records = Records::default();
         let range = read(disk, Base::Oldest, LogPosition::END, &mut records);

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use wire::{DisconnectReasonCode, Packet, PubAckReason};
+use wire::{DisconnectReasonCode, Packet, PubAckReason, PubRecReason};
 
 use crate::{
     Access, Anyone, Attempt, Broker, Deciding, Identity, Limits, Message, NoService, Options,
@@ -140,6 +140,35 @@ fn refused_messages_do_not_use_up_the_shared_rate() {
     // Requests count against the same rate.
     honest.publish("req/t", Q::AtLeastOnce, 4, "", now);
     assert_eq!(acknowledged(&mut honest), [PubAckReason::QuotaExceeded]);
+}
+
+/// Its message was taken before, and its PUBREC says so.
+#[test]
+fn repetition_of_a_taken_message_counts_as_no_refusal() {
+    let limits = Limits {
+        publishes_per_second_max: 2,
+        ..Limits::default()
+    };
+    let ((broker, rules), now) = (ruled(limits), Instant::now());
+    let mut peer = Peer::new(&broker, &Hello::new("a"), now);
+    peer.publish("valve", Q::ExactlyOnce, 1, "", now);
+    rules.strict.store(true, Ordering::Relaxed);
+    // The rules forbid the first repetition, and the rate limit the second one.
+    for _ in 0..2 {
+        peer.send(&[repeated("valve", Q::ExactlyOnce, 1, "")], now);
+    }
+    let packets = peer.receive();
+    assert_eq!(packets.len(), 3, "{packets:?}");
+    for packet in packets {
+        let Packet::PubRec(ack) = packet else {
+            panic!("{packet:?} instead of a PUBREC")
+        };
+        assert_eq!(ack.reason, PubRecReason::NoMatchingSubscribers);
+    }
+    assert!(broker.refusals().is_empty());
+    assert_eq!(broker.stats().throttled, 0);
+    peer.publish("valve", Q::ExactlyOnce, 2, "", now);
+    assert_eq!((broker.refusals().len(), broker.stats().throttled), (1, 1));
 }
 
 /// Regression: a message that waited because its client did not read was routed by the rules of when

@@ -94,6 +94,25 @@ fn full_log_refuses_messages_for_durable_sessions_only() {
     assert_eq!(log.len(), before, "no message is in the log");
 }
 
+/// Its message was taken before, and its PUBREC says so.
+#[test]
+fn full_log_does_not_refuse_the_repetition_of_a_taken_message() {
+    let (log, broker, now) = broker();
+    Peer::leave_subscribed(&broker, "reader", now);
+    let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
+    publisher.publish("t", Q::ExactlyOnce, 1, "x", now);
+    log.set_full(true);
+    publisher.send(&[repeated("t", Q::ExactlyOnce, 1, "x")], now);
+    let packets = publisher.receive();
+    assert_eq!(packets.len(), 2, "{packets:?}");
+    for packet in packets {
+        assert!(matches!(packet, Packet::PubRec(ack) if ack.reason == PubRecReason::Success));
+    }
+    assert!(broker.refusals().is_empty());
+    publisher.publish("t", Q::ExactlyOnce, 2, "y", now);
+    assert_eq!(broker.refusals().len(), 1);
+}
+
 /// A message that no member could be sent again after a crash is not acknowledged.
 #[test]
 fn full_log_refuses_messages_for_groups_of_durable_sessions_only() {

@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Instant};
 
 use wire::{DisconnectReasonCode, Packet, PubRec, PubRecReason};
 
-use crate::{Broker, Limits, NoService, Recovery, core::ConnectRefusal, testing::*};
+use crate::{
+    Broker, Limits, NoService, Options, Recovery, clock::Clock, core::ConnectRefusal, testing::*,
+};
 
 const WILL_BYTES: usize = 60_000;
 
@@ -213,7 +215,7 @@ fn recovery_limits_wills_and_messages() {
     assert_eq!(visits(&broker, "greedy", 100, now), 100);
     let limits = Limits {
         state_bytes_total_max: 1 << 20,
-        queue_bytes_total_max: 50_000,
+        queue_bytes_total_max: 25_000,
         ..Limits::default()
     };
     let mut recovery = Recovery::within(&limits);
@@ -223,8 +225,8 @@ fn recovery_limits_wills_and_messages() {
     assert!((10..=35).contains(&wills), "{wills}");
     assert_eq!(wills + recovery.without_will.len(), 100);
     let messages = recovery.sessions.values().map(|it| it.messages.len());
-    assert_eq!(messages.sum::<usize>() + recovery.lost_messages, 100);
-    assert!(recovery.lost_messages > 50);
+    assert_eq!(messages.sum::<usize>() + recovery.lost_messages(), 100);
+    assert!(recovery.lost_messages() > 50);
     // A recovery without limits counts the same sums.
     let mut unbounded = Recovery::within(&Limits::default());
     log.replay(&mut unbounded, 0);
@@ -247,8 +249,9 @@ fn recovery_keeps_messages_that_fill_their_limit() {
     for id in 1..=3 {
         writer.publish("t", Q::AtLeastOnce, id, "x", now);
     }
+    let queued = broker.stats().queued_bytes;
     let limits = Limits {
-        queue_bytes_total_max: broker.stats().queued_bytes,
+        queue_bytes_total_max: queued.div_ceil(2),
         ..Limits::default()
     };
     let mut recovery = Recovery::within(&limits);
@@ -256,8 +259,79 @@ fn recovery_keeps_messages_that_fill_their_limit() {
         recovery.apply(&piece).unwrap();
     }
     log.replay(&mut recovery, before);
-    assert_eq!(recovery.lost_messages, 0);
-    assert_eq!(recovery.held_bytes(), limits.queue_bytes_total_max);
+    assert_eq!(recovery.lost_messages(), 0);
+    assert_eq!(recovery.held_bytes(), queued);
+}
+
+/// A log of `count` messages of more than a kilobyte to an absent client, of which it has
+/// acknowledged the first ones.
+fn log_of_messages(count: u16, acknowledged: usize, now: Instant) -> Arc<TestLog> {
+    let log = TestLog::new(true);
+    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
+    Peer::leave_subscribed(&broker, "reader", now);
+    let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
+    for id in 1..=count {
+        let payload = "x".repeat(1000);
+        writer.publish("t", Q::AtLeastOnce, id, &payload, now);
+    }
+    let mut reader = Peer::new(&broker, &Hello::new("reader"), now);
+    for message in reader.messages().iter().take(acknowledged) {
+        reader.send(&[puback(message.pkid)], now);
+    }
+    log
+}
+
+fn message_count(recovery: &Recovery) -> usize {
+    let sessions = recovery.sessions.values();
+    sessions.map(|it| it.messages.len()).sum()
+}
+
+fn queue_limits(queue_bytes_total_max: usize) -> Limits {
+    Limits {
+        queue_bytes_total_max,
+        ..Limits::default()
+    }
+}
+
+/// Connected clients may exceed the total by their reserves, and a snapshot by its pieces.
+#[test]
+fn recovery_keeps_messages_beyond_the_total_that_fit_later() {
+    let log = log_of_messages(30, 25, Instant::now());
+    let mut recovery = Recovery::within(&queue_limits(20_000));
+    log.replay(&mut recovery, 0);
+    assert_eq!((message_count(&recovery), recovery.lost_messages()), (5, 0));
+}
+
+/// A lost message that its client acknowledged later needs no record.
+#[test]
+fn recovery_forgets_lost_messages_that_were_acknowledged() {
+    let log = log_of_messages(20, 20, Instant::now());
+    let mut recovery = Recovery::within(&queue_limits(5_000));
+    log.replay(&mut recovery, 0);
+    assert_eq!((message_count(&recovery), recovery.lost_messages()), (0, 0));
+}
+
+#[test]
+fn messages_beyond_the_limit_of_recovery_are_recorded_as_removed() {
+    let now = Instant::now();
+    let (log, limits) = (log_of_messages(20, 0, now), queue_limits(5_000));
+    let mut recovery = Recovery::within(&limits);
+    log.replay(&mut recovery, 0);
+    assert!(recovery.lost_messages() > 0);
+    let options = Options {
+        limits,
+        persistence: Some(log.clone()),
+        run: log.len() as u32,
+        ..Options::default()
+    };
+    let clock = Clock::at(now, WALL_MS);
+    let broker = Broker::restore_at(options, Arc::new(NoService), recovery, clock);
+    let kept = message_count(&log.recovery());
+    assert_eq!(kept as u64 + broker.stats().dropped, 20);
+    assert!(
+        (1..=3).contains(&kept),
+        "what fits half of the total: {kept}"
+    );
 }
 
 fn sessions(sessions_max: usize) -> Limits {
@@ -303,6 +377,22 @@ fn empty_absent_sessions_are_evicted_for_new_ones() {
     }
     assert!(broker.stats().sessions <= 100);
     drop(connected);
+}
+
+#[test]
+fn connect_that_is_refused_for_its_will_evicts_no_session() {
+    let limits = Limits {
+        sessions_max: 1,
+        state_bytes_total_max: 1000,
+        ..Limits::default()
+    };
+    let (broker, now) = (broker(limits), Instant::now());
+    visit(&broker, "a", &Hello::new("old"), now).unwrap();
+    let refused = visit(&broker, "a", &with_large_will("new"), now);
+    assert!(refused.is_err_and(|(_, text)| text.starts_with("wills ")));
+    assert!(broker.client_status("old").is_some());
+    visit(&broker, "a", &Hello::new("new"), now).unwrap();
+    assert!(broker.client_status("old").is_none());
 }
 
 /// Asking evicts nothing, and the answer is that of a CONNECT.

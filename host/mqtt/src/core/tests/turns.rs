@@ -305,26 +305,21 @@ fn a_full_turn_of_ordinary_messages_is_not_cut() {
     assert_eq!(subscriber.messages().len(), count);
 }
 
-/// Connects `sessions` clients with `filters` subscriptions each.
-fn with_sessions(
-    broker: &crate::Broker,
-    sessions: usize,
-    filters: usize,
-    now: Instant,
-) -> Vec<Peer> {
-    let filters: Vec<_> = (0..filters).map(|number| format!("t/{number}")).collect();
+/// Connects 50 clients with 32 subscriptions each.
+fn with_sessions(broker: &crate::Broker, now: Instant) -> Vec<Peer> {
+    let filters: Vec<_> = (0..32).map(|number| format!("t/{number}")).collect();
     let connect = |number| {
         let mut peer = Peer::new(broker, &Hello::new(&format!("c{number}")), now);
         peer.send(&[subscribe_all(&filters)], now);
         peer
     };
-    (0..sessions).map(connect).collect()
+    (0..50).map(connect).collect()
 }
 
 #[test]
 fn a_recheck_of_all_sessions_is_cut_into_holds() {
     let (broker, now) = (broker(Limits::default()), Instant::now());
-    let _peers = with_sessions(&broker, 50, 32, now);
+    let _peers = with_sessions(&broker, now);
     assert_eq!(broker.connected().len(), 50);
     let (mut holds, mut next) = (0, Some(0));
     while let Some(from) = next {
@@ -341,7 +336,7 @@ fn a_recheck_of_all_sessions_is_cut_into_holds() {
 #[test]
 fn the_end_of_many_sessions_is_cut_into_holds() {
     let (broker, now) = (broker(Limits::default()), Instant::now());
-    let peers = with_sessions(&broker, 50, 32, now);
+    let peers = with_sessions(&broker, now);
     peers.into_iter().for_each(|peer| peer.lose(now));
     let later = now + 2 * OPEN;
     let mut holds = 0;

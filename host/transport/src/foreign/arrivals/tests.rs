@@ -22,7 +22,7 @@ struct Store {
 }
 
 impl Intake for Store {
-    fn take_within(&self, _: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         let transport = lock(&self.transport).upgrade().unwrap();
         for inbound in batch {
             if let Inbound::Publish(incoming, _) = inbound {

@@ -12,7 +12,7 @@ use super::*;
 struct Requests(Mutex<usize>);
 
 impl Intake for Requests {
-    fn take_within(&self, _: Duration, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
+    fn take(&self, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         *lock(&self.0) += batch.count();
     }
 }
