@@ -229,10 +229,10 @@ impl Browser {
         }
     }
 
-    /// Chooses a file for the input that a selector finds.
-    pub fn choose_file(&mut self, selector: &str, path: &str) {
+    /// Chooses a file for the first input of files.
+    pub fn choose_file(&mut self, path: &str) {
         let document = self.send("DOM.getDocument", json!({}));
-        let how = json!({ "nodeId": document["root"]["nodeId"], "selector": selector });
+        let how = json!({ "nodeId": document["root"]["nodeId"], "selector": "input[type=file]" });
         let found = self.send("DOM.querySelector", how);
         let how = json!({ "nodeId": found["nodeId"], "files": [path] });
         self.send("DOM.setFileInputFiles", how);

@@ -100,16 +100,16 @@ pub fn run(arguments: &[&str], stdin: &[u8]) -> Ran {
 }
 
 /// Runs the binary in a directory.
-pub fn run_in(directory: &Path, arguments: &[&str], stdin: &[u8]) -> Ran {
+pub fn run_in(directory: &Path, arguments: &[&str]) -> Ran {
     let mut command = command(arguments);
     command.current_dir(directory);
-    finish(command, stdin)
+    finish(command, b"")
 }
 
 impl Server {
     /// Runs a command in the server's directory, where its data directory has the default name.
     pub fn run(&self, arguments: &[&str]) -> Ran {
-        let ran = run_in(self.directory(), arguments, b"");
+        let ran = run_in(self.directory(), arguments);
         assert!(!ran.stderr.contains("panicked"), "{ran:#?}");
         ran
     }
@@ -126,7 +126,7 @@ pub fn add_user(users: impl AsRef<OsStr>, name: &str, password: &str) -> Ran {
 /// They are read from the manual pages, which the definition of the command line yields.
 pub fn subcommands() -> Vec<(String, String)> {
     let pages = tempfile::tempdir().unwrap();
-    run_in(pages.path(), &["man", "."], b"").code(0);
+    run_in(pages.path(), &["man", "."]).code(0);
     let mut all: Vec<_> = fs::read_dir(pages.path())
         .unwrap()
         .map(|page| {

@@ -63,9 +63,9 @@ impl Server {
         Server::spawn(command, directory)
     }
 
-    /// Like [`Self::with`], but leaves the log unread. Returns its pipe to the test.
-    pub fn unheard(toml: &str, arguments: &[&str]) -> (Server, ChildStderr) {
-        let (command, directory) = Server::command(toml, arguments);
+    /// Starts a server that logs in detail, and leaves its log unread. Returns the pipe of the log.
+    pub fn unheard() -> (Server, ChildStderr) {
+        let (command, directory) = Server::command("", &["--log-filter", "debug"]);
         let (mut server, log) = Server::launch_with_unread_log(command, directory, None);
         server.wait_until_ready();
         (server, log)
@@ -205,9 +205,9 @@ impl Server {
 
     /// Like [`Self::restartable`], with a memory limit in MiB. Prints the reason if that is
     /// impossible.
-    pub fn limited(limit_mib: u64, settings: &[(&str, &str)]) -> Option<Server> {
+    pub fn limited(limit_mib: u64) -> Option<Server> {
         let cgroup = Cgroup::with_limit(limit_mib)?;
-        let command = cgroup.enter(&restartable(Command::new(binary::statehouse()), settings));
+        let command = cgroup.enter(&restartable(Command::new(binary::statehouse()), &[]));
         let mut server = Server::launch(command, tempfile::tempdir().unwrap(), None);
         server.cgroup = Some(cgroup);
         server.wait_until_ready();

@@ -44,7 +44,7 @@
 //! GET    /v1/history?key=KEY&limit=N the changes of a key, the newest first
 //! GET    /v1/value?key=KEY&as_of=MOMENT  the value of a key at a version or a time
 //! GET    /v1/replay?from=A&to=B&limit=N&max_fuel=N  replay recorded requests; A and B are record
-//!                                    numbers or times. N is ignored without a policy
+//!                                    numbers or times; `max_fuel` is ignored without a policy
 //! POST   /v1/replay?from=A&to=B&limit=N&max_fuel=N  the same with another policy; the body is its
 //!                                    file
 //! POST   /v1/cluster/handover?to=HOST  end this host's leadership, so that HOST or any other leads
@@ -513,7 +513,7 @@ fn prefix(uri: &Uri) -> Result<Vec<u8>, Refusal> {
 
 /// The requested number of clients.
 fn client_count(uri: &Uri) -> Result<usize, Refusal> {
-    number(uri, "clients", 0, limits::ADMIN_CLIENTS_MAX)
+    number(uri, "clients", 0, 0..=limits::ADMIN_CLIENTS_MAX)
 }
 
 /// KiB, rounded up.

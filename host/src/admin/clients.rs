@@ -21,6 +21,8 @@ pub(crate) struct Clients {
     pub(crate) connected: u64,
     /// Sessions of clients that are not connected.
     pub(crate) disconnected: u64,
+    /// The system time of this document, in milliseconds since 1970; none from earlier programs.
+    pub(crate) time_ms: Option<u64>,
     /// Connected clients first, those with the most queued bytes first.
     pub(crate) clients: Vec<Client>,
 }
@@ -35,7 +37,7 @@ pub(crate) struct Client {
     pub(crate) address: Option<IpAddr>,
     /// The version of MQTT, `3.1.1` or `5`; none if it is not connected.
     pub(crate) mqtt: Option<String>,
-    /// When the connection began, in milliseconds since 1970.
+    /// When the connection began by the system clock, in milliseconds since 1970.
     pub(crate) since_ms: Option<u64>,
     pub(crate) subscriptions: u64,
     /// The number of watched keys.
@@ -75,6 +77,7 @@ pub(super) fn list(sources: &Sources, count: usize) -> Result<Clients, Refusal> 
     Ok(Clients {
         connected: connected as u64,
         disconnected: disconnected as u64,
+        time_ms: Some(wall_ms()),
         clients: clients.collect(),
     })
 }

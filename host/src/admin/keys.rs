@@ -23,7 +23,8 @@ pub(super) async fn list(sources: &Sources, uri: &Uri) -> Result<Answer, Refusal
         let max = limits::ADMIN_DELIMITER_BYTES_MAX;
         return Err(bad(format!("`delimiter` has at most {max} bytes")));
     }
-    let limit = number(uri, "limit", 100, limits::ADMIN_KEYS_MAX)?;
+    // An empty list would have no `next`, like one that is complete.
+    let limit = number(uri, "limit", 100, 1..=limits::ADMIN_KEYS_MAX)?;
     let start = match value(uri, "after")? {
         None => Bound::Included(prefix.clone()),
         Some(cursor) => decode_cursor(&prefix, &delimiter, &cursor)

@@ -95,7 +95,7 @@ impl Reader {
     pub(super) async fn history(&self, uri: &Uri) -> Result<Answer, Refusal> {
         let max = limits::ADMIN_HISTORY_CHANGES_MAX;
         let key = key(uri)?;
-        let limit = number(uri, "limit", 100, max)?;
+        let limit = number(uri, "limit", 100, 0..=max)?;
         self.read(move |DataDirectory { path, node, .. }| {
             let max = answer_bytes_max();
             let found = Past::open(path)?.history(&key, limit, max)?;
@@ -147,7 +147,7 @@ impl Reader {
         };
         let fuel = text(uri, "max_fuel")?.map(|it| Fuel::from_str(&it).map_err(bad));
         let (from, to) = (bound("from")?, bound("to")?);
-        let limit = number(uri, "limit", 20, limits::ADMIN_REPLAY_DIFFERENCES_MAX)?;
+        let limit = number(uri, "limit", 20, 0..=limits::ADMIN_REPLAY_DIFFERENCES_MAX)?;
         let max = part_of_memory(4, limits::ADMIN_REPLAY_STORE_BYTES_MAX);
         if store_bytes > max {
             let error = format!(

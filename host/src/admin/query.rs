@@ -1,5 +1,7 @@
 //! Values of the query of a request.
 
+use std::ops::RangeInclusive;
+
 use hyper::{StatusCode, Uri};
 
 use super::answer::Refusal;
@@ -64,13 +66,19 @@ pub(super) fn text(uri: &Uri, name: &str) -> Result<Option<String>, Refusal> {
         .map_err(|_| bad(format!("`{name}` is not UTF-8")))
 }
 
-/// A number from 0 to `max`.
-pub(super) fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Result<usize, Refusal> {
+/// A number within `range`.
+pub(super) fn number(
+    uri: &Uri,
+    name: &str,
+    default: usize,
+    range: RangeInclusive<usize>,
+) -> Result<usize, Refusal> {
     let Some(text) = text(uri, name)? else {
         return Ok(default);
     };
-    let number = text.parse().ok().filter(|it| *it <= max);
-    number.ok_or_else(|| bad(format!("`{name}` must be a number from 0 to {max}")))
+    let number = text.parse::<usize>().ok().filter(|it| range.contains(it));
+    let (min, max) = range.into_inner();
+    number.ok_or_else(|| bad(format!("`{name}` must be a number from {min} to {max}")))
 }
 
 #[cfg(test)]
@@ -86,7 +94,7 @@ mod tests {
         }
         let uri = "/v1/keys?key=%zz&limit=%zz".parse().unwrap();
         assert!(key(&uri).is_err());
-        assert!(number(&uri, "limit", 1, 9).is_err());
+        assert!(number(&uri, "limit", 1, 0..=9).is_err());
         let uri = "/v1/keys?key=a%20b".parse().unwrap();
         assert_eq!(key(&uri).ok().unwrap(), b"a b");
         assert_eq!(text(&uri, "to").ok().unwrap(), None);

@@ -21,7 +21,8 @@ use statehouse_testkit::read_policy;
 /// policy version that handled it, or with the policy of --policy. Compares responses and writes
 /// byte for byte, and stores nothing. A request is not comparable if the policy reads input that
 /// was not recorded (watchers, another user property, random bytes), or if the policy that handled
-/// it is missing. Exit code 1 if a difference is found.
+/// it is missing. Exit code 1 if a difference is found, or if no request was comparable with the
+/// policy of --policy.
 ///
 /// Reads the data directory, on this machine and without a lock, even while a server runs. With
 /// --admin a running store on another machine replays its own records, one replay at a time; with
@@ -133,7 +134,18 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     }
     let in_words = || summary(&totals, rest.as_deref());
     emit_either(args.json, || totals.clone(), in_words)?;
+    // A script must not take this for equal results.
+    if args.policy.is_some() && !is_compared(&totals) {
+        notice("nothing was compared: no request that is recorded there is comparable");
+        return Ok(Exit::Negative);
+    }
     Ok(Exit::of(number(&totals["summary"]["different"]) == 0))
+}
+
+/// Whether a request was comparable.
+fn is_compared(totals: &Json) -> bool {
+    let summary = &totals["summary"];
+    number(&summary["same"]) > 0 || number(&summary["different"]) > 0
 }
 
 /// Lets a store replay its records. Returns the totals.

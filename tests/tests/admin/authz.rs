@@ -401,7 +401,5 @@ fn explain_knows_topics_of_the_store() {
 fn explain_without_a_store_or_rules_file_fails() {
     let directory = tempfile::tempdir().unwrap();
     let all = ["authz", "explain", "press-4", "GET", "speed"];
-    run_in(directory.path(), &all, b"")
-        .code(3)
-        .says("no store runs");
+    run_in(directory.path(), &all).code(3).says("no store runs");
 }

@@ -302,7 +302,7 @@ fn load_of_an_invalid_file_changes_nothing() {
 #[test]
 fn commands_without_a_store_report_it() {
     let directory = tempfile::tempdir().unwrap();
-    let list = || run_in(directory.path(), &["policy", "list"], b"");
+    let list = || run_in(directory.path(), &["policy", "list"]);
     list().code(3).says("statehouse serve");
     // A killed store leaves its admin file, but the address in it does not answer.
     let mut server = Server::restartable(&[]);
@@ -354,7 +354,7 @@ fn store_stops_while_a_policy_is_compiled() {
     fs::write(&file, slow_to_compile()).unwrap();
     let directory = server.directory().to_owned();
     let loading = thread::spawn(move || {
-        run_in(&directory, &["policy", "load", "slow.wasm"], b"");
+        run_in(&directory, &["policy", "load", "slow.wasm"]);
     });
     let pid = server.pid().to_string();
     let is_child = |stat: &str| {

@@ -11,7 +11,7 @@ use crate::{OURS, answers, listing, ours, roles, until};
 /// there.
 fn project(directory: &Path, policy: &Path) {
     let new = ["policy", "new", "rule", "--lang", "js", "--dir", "project"];
-    run_in(directory, &new, b"").code(0);
+    run_in(directory, &new).code(0);
     let project = directory.join("project");
     let tool = project.join("node_modules/.bin/componentize-qjs");
     fs::create_dir_all(tool.parent().unwrap()).unwrap();

@@ -74,14 +74,14 @@ fn whole_url_as_the_target_names_the_host() {
     let admin = Admin::of(&server);
     let own = admin.url();
     let target = format!("{own}/v1/session");
-    assert_eq!(admin.ask_as("evil.example", "GET", &target).0, 200);
+    assert_eq!(admin.ask_as("evil.example", &target).0, 200);
     for path in ["/", "/v1/session"] {
         let target = format!("http://evil.example{path}");
-        let (status, answer) = admin.ask_as("localhost", "GET", &target);
+        let (status, answer) = admin.ask_as("localhost", &target);
         let is_refused = status == 403 && answer.contains("loopback");
         assert!(is_refused, "{target}: {status} {answer}");
     }
     for host in ["[localhost]", "[[127.0.0.1", "127.0.0.1:99999"] {
-        assert_eq!(admin.ask_as(host, "GET", "/v1/session").0, 403, "{host}");
+        assert_eq!(admin.ask_as(host, "/v1/session").0, 403, "{host}");
     }
 }

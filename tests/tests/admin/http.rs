@@ -444,12 +444,12 @@ fn connections_of_operators_do_not_block_probes() {
 fn admin_address_without_an_operator_token_is_loopback() {
     let directory = tempfile::tempdir().unwrap();
     for address in ["0.0.0.0:0", "192.0.2.1:80", "[::]:0"] {
-        run_in(directory.path(), &["serve", "--admin", address], b"")
+        run_in(directory.path(), &["serve", "--admin", address])
             .code(2)
             .says("STATEHOUSE_ADMIN_TOKEN")
             .says("ssh -L");
     }
-    run_in(directory.path(), &["serve", "--admin", "nonsense"], b"")
+    run_in(directory.path(), &["serve", "--admin", "nonsense"])
         .code(2)
         .says("off");
     let server = Server::with("admin = \"off\"", &[]);

@@ -110,6 +110,7 @@ fn a_key_shows_its_value_version_and_writer() {
         ("/v1/key", 400),
         ("/v1/keys?after=no", 400),
         ("/v1/keys?prefix=%zz", 400),
+        ("/v1/keys?limit=0", 400),
         ("/v1/keys?limit=1001", 400),
         ("/v1/keys?delimiter=12345678901234567", 400),
     ] {

@@ -82,14 +82,14 @@ fn answers(server: &Server, key: &str) -> bool {
 /// Creates the key pair PREFIX.key and PREFIX.pub in a directory. Returns the public key.
 fn keygen(directory: &Path, prefix: &str) -> String {
     let all = ["policy", "keygen", prefix, "--json"];
-    let made = run_in(directory, &all, b"").code(0).object();
+    let made = run_in(directory, &all).code(0).object();
     made["trusted_key"].as_str().unwrap().to_owned()
 }
 
 /// Runs `statehouse policy sign` in a directory.
 fn try_sign(directory: &Path, key: &str, file: &str, out: &str) -> Ran {
     let all = ["policy", "sign", "--key", key, file, "-o", out];
-    run_in(directory, &all, b"")
+    run_in(directory, &all)
 }
 
 /// Signs a policy file. Returns the path of the signed file.

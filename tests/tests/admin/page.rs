@@ -128,7 +128,7 @@ fn web_pages_of_other_origins_are_refused() {
     assert_eq!(admin.without_token().ask_with("GET", "/", link, b"").0, 200);
     // The name of another page may resolve to this machine.
     for path in ["/", "/v1/session"] {
-        let answer = admin.ask_as("evil.example", "GET", path);
+        let answer = admin.ask_as("evil.example", path);
         assert_eq!(answer.0, 403, "{path}: {}", answer.1);
     }
     // The audit log names the refusals.
@@ -147,8 +147,8 @@ fn a_socket_serves_the_page_to_no_other_page() {
     let session = log_in(&admin);
     assert!(session.done("GET", "/v1/session", b"")["expires_s"].is_u64());
     // `ssh -L` may put the socket at an address of a browser.
-    assert_eq!(admin.ask_as("localhost:8080", "GET", "/v1/usage").0, 200);
-    assert_eq!(admin.ask_as("evil.example", "GET", "/v1/usage").0, 403);
+    assert_eq!(admin.ask_as("localhost:8080", "/v1/usage").0, 200);
+    assert_eq!(admin.ask_as("evil.example", "/v1/usage").0, 403);
     let foreign = "Origin: http://evil.example\r\n";
     assert_eq!(admin.ask_with("POST", "/v1/rollback", foreign, b"").0, 403);
 }

@@ -38,7 +38,7 @@ fn commands_over_the_socket_need_no_token() {
     let elsewhere = tempfile::tempdir().unwrap();
     let data = &server.data();
     let all = ["policy", "list", "--data", data];
-    assert_lists_policies(run_in(elsewhere.path(), &all, b""));
+    assert_lists_policies(run_in(elsewhere.path(), &all));
     // The option names the socket. A token in the environment changes nothing.
     let named = ["policy", "list", "--admin", "unix:admin.sock"];
     assert_lists_policies(server.run(&named));
@@ -93,7 +93,7 @@ fn socket_path_in_use_is_refused_and_left_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let serve = |place: &str| {
         let all = ["serve", "--listen", "127.0.0.1:0", "--admin", place];
-        run_in(directory.path(), &all, b"")
+        run_in(directory.path(), &all)
     };
     serve(&place).code(3).says("another process listens there");
     policy(&server, &["list"]).code(0);

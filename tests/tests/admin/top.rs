@@ -49,12 +49,12 @@ fn top_shows_a_store_in_a_terminal_and_without_one() {
     let mut store = server.store("press-4");
     store.set("greeting", "hello");
     let directory = server.directory();
-    let once = run_in(directory, &["top", "--once", "--json"], b"").code(0);
+    let once = run_in(directory, &["top", "--once", "--json"]).code(0);
     let once = once.object();
     assert_eq!(once["store_size"]["keys"], 1, "{once}");
     assert_eq!(once["clients"]["connected"], 1, "{once}");
 
-    let text = run_in(directory, &["top", "--once", "--list", "clients"], b"");
+    let text = run_in(directory, &["top", "--once", "--list", "clients"]);
     let text = text.code(0).text();
     let has = |words: &str| text.lines().any(|line| line.starts_with(words));
     assert!(
@@ -73,10 +73,10 @@ fn top_shows_a_store_in_a_terminal_and_without_one() {
         for _ in 0..100 {
             store.get("greeting");
         }
-        let text = run_in(directory, &["top", "--once", "--list", "keys"], b"");
+        let text = run_in(directory, &["top", "--once", "--list", "keys"]);
         text.code(0).text().contains("greeting")
     });
-    let text = run_in(directory, &["top", "--once", "--list", "policies"], b"");
+    let text = run_in(directory, &["top", "--once", "--list", "policies"]);
     let text = text.code(0).text();
     let is_active = |line: &str| line.starts_with("standard") && line.contains("active");
     assert!(text.lines().any(is_active), "{text}");
@@ -90,15 +90,13 @@ fn top_shows_a_store_in_a_terminal_and_without_one() {
     let (enter, leave) = ("\x1b[?1049h", "\x1b[?1049l");
     assert!(shown.contains(enter) && shown.contains(leave), "{shown:?}");
 
-    run_in(directory, &["top"], b"")
-        .code(2)
-        .says("needs a terminal");
-    run_in(directory, &["top", "--interval", "1ms"], b"")
+    run_in(directory, &["top"]).code(2).says("needs a terminal");
+    run_in(directory, &["top", "--interval", "1ms"])
         .code(2)
         .says("at least 250ms");
     drop(server);
     let nowhere = tempfile::tempdir().unwrap();
-    run_in(nowhere.path(), &["top", "--once"], b"")
+    run_in(nowhere.path(), &["top", "--once"])
         .code(3)
         .says("no store runs");
 }

@@ -104,7 +104,7 @@ fn policy_of_a_start_is_checked_too() {
     let serve = |policy: &str, more: &[&str]| {
         let serve = ["serve", "--listen", "127.0.0.1:0", "--policy", policy];
         let all = [&serve[..], &["--trusted-keys", "trusted.pub"], more].concat();
-        run_in(files.directory.path(), &all, b"")
+        run_in(files.directory.path(), &all)
     };
     serve(&files.unsigned, &[])
         .code(2)
@@ -173,19 +173,16 @@ fn unusable_key_is_refused_and_no_key_is_overwritten() {
     let here = directory.path();
     keygen(here, "mine");
     // The command never overwrites the only copy of a key.
-    run_in(here, &["policy", "keygen", "mine"], b"")
+    run_in(here, &["policy", "keygen", "mine"])
         .code(2)
         .says("mine.pub");
     fs::remove_file(here.join("mine.pub")).unwrap();
-    run_in(here, &["policy", "keygen", "mine"], b"")
+    run_in(here, &["policy", "keygen", "mine"])
         .code(2)
         .says("mine.key");
     for key in ["missing.pub", "mine.key", "abcdef"] {
         let serve = ["serve", "--listen", "127.0.0.1:0", "--trusted-keys", key];
-        run_in(here, &serve, b"")
-            .code(2)
-            .says("trusted_keys")
-            .says(key);
+        run_in(here, &serve).code(2).says("trusted_keys").says(key);
     }
     let file = ours();
     for key in ["missing.key", &file] {

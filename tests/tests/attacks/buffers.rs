@@ -14,7 +14,7 @@ const GROWTH_KIB_MAX: u64 = 128 << 10;
 #[test]
 #[ignore = "an attack takes half a minute"]
 fn large_read_buffers_are_freed_after_a_packet() {
-    let Some(mut server) = Server::limited(512, &[]) else {
+    let Some(mut server) = Server::limited(512) else {
         return;
     };
     let large = Publish::new("no/subscriber", vec![b'x'; LARGE_BYTES]).qos(1);

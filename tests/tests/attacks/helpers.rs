@@ -52,7 +52,7 @@ fn victim_of_a_killed_server_counts_failures_and_returns() {
 
 #[test]
 fn limited_server_is_measured_and_restarts_in_its_limit() {
-    let Some(mut server) = Server::limited(512, &[]) else {
+    let Some(mut server) = Server::limited(512) else {
         return;
     };
     server.store("client").set("key", "value");

@@ -173,7 +173,7 @@ fn run_attack<T>(
 
 /// Runs all attacks in turn. The state of each attack stays for the next, over restarts.
 fn run_all(limit_mib: usize) {
-    let Some(mut server) = Server::limited(limit_mib as u64, &[]) else {
+    let Some(mut server) = Server::limited(limit_mib as u64) else {
         return;
     };
     run_attack(&mut server, "wills", limit_mib, wills);

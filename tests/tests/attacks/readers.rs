@@ -15,7 +15,7 @@ const REQUESTS: usize = 64;
 #[test]
 #[ignore = "an attack takes half a minute"]
 fn connections_that_do_not_read_do_not_delay_others() {
-    let Some(mut server) = Server::limited(512, &[]) else {
+    let Some(mut server) = Server::limited(512) else {
         return;
     };
     server.store("owner").set("large", vec![b'x'; VALUE_BYTES]);

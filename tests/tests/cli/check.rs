@@ -37,7 +37,7 @@ pub(crate) fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
 fn check(directory: &Path, toml: &str) -> Ran {
     fs::write(directory.join("settings.toml"), toml).unwrap();
     let check = ["serve", "--check", "--config", "settings.toml"];
-    run_in(directory, &check, b"")
+    run_in(directory, &check)
 }
 
 /// A store without its rules would serve everyone.
@@ -186,9 +186,9 @@ fn start_refuses_with_the_same_words_and_code() {
         let mut serve = vec!["serve"];
         serve.extend(free.iter().filter(|_| !listens));
         serve.extend(&arguments);
-        let started = run_in(directory.path(), &serve, b"");
+        let started = run_in(directory.path(), &serve);
         serve.push("--check");
-        let checked = run_in(directory.path(), &serve, b"");
+        let checked = run_in(directory.path(), &serve);
         assert_eq!(started.code, Some(code), "{started:#?}");
         assert_eq!(checked.code, Some(code), "{checked:#?}");
         let refusal = started.stderr.lines().last().unwrap();
@@ -273,7 +273,7 @@ fn addresses_that_overlap_are_named() {
         let says = format!("{option} {one} and listen {first} are the same address");
         for more in [&["--check"][..], &[]] {
             let serve = [&serve[..], more].concat();
-            run_in(directory.path(), &serve, b"").code(3).says(&says);
+            run_in(directory.path(), &serve).code(3).says(&says);
         }
     }
 }
@@ -353,9 +353,9 @@ fn policies_that_cannot_be_saved_are_found() {
     let serve = ["serve", "--listen", "127.0.0.1:0", "--data", "data"];
     let check = [&serve[..], &["--check"]].concat();
     let cannot = "cannot save the policy's module";
-    run_in(directory.path(), &check, b"").code(2).says(cannot);
+    run_in(directory.path(), &check).code(2).says(cannot);
     assert_eq!(files(&data), before);
-    run_in(directory.path(), &serve, b"").code(2).says(cannot);
+    run_in(directory.path(), &serve).code(2).says(cannot);
 }
 
 /// A gateway without a clock battery starts in the past, until it reaches a time server. The
@@ -373,7 +373,7 @@ fn clock_behind_the_log_has_an_exit_code_of_its_own() {
     server.start_again(&[]);
     assert_eq!(server.wait(PATIENCE).code(), Some(75));
     server.wait_for_log("--accept-clock");
-    run_in(server.directory(), &["serve", "--check"], b"")
+    run_in(server.directory(), &["serve", "--check"])
         .code(75)
         .says("--accept-clock");
 }

@@ -15,7 +15,7 @@ use statehouse_tests::{Ran, Server, command, command::finish, run_in};
 
 /// Runs a command in a directory, and asserts that it does not panic.
 pub(crate) fn run_checked(directory: &Path, arguments: &[&str]) -> Ran {
-    let ran = run_in(directory, arguments, b"");
+    let ran = run_in(directory, arguments);
     assert!(!ran.stderr.contains("panicked"), "{ran:#?}");
     ran
 }

@@ -28,7 +28,7 @@ fn fill(server: &Server) {
 
 #[test]
 fn unread_log_drops_lines_and_reports_them_later() {
-    let (mut server, unread) = Server::unheard("", &["--log-filter", "debug"]);
+    let (mut server, unread) = Server::unheard();
     assert_eq!(server.metric("log_dropped_total"), 0);
     fill(&server);
     let mut store = server.store("client");
@@ -53,7 +53,7 @@ fn unread_log_drops_lines_and_reports_them_later() {
 
 #[test]
 fn unread_log_does_not_delay_the_shutdown() {
-    let (mut server, _unread) = Server::unheard("", &["--log-filter", "debug"]);
+    let (mut server, _unread) = Server::unheard();
     fill(&server);
     server.signal("TERM");
     assert!(server.wait(Duration::from_secs(10)).success());

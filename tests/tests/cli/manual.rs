@@ -8,8 +8,8 @@ use statehouse_tests::{Server, binary, command::finish, policies, run_in};
 #[test]
 fn every_command_has_a_manual_page_with_examples() {
     let directory = tempfile::tempdir().unwrap();
-    run_in(directory.path(), &["man", "pages"], b"").code(0);
-    let help = run_in(directory.path(), &["--help"], b"").code(0);
+    run_in(directory.path(), &["man", "pages"]).code(0);
+    let help = run_in(directory.path(), &["--help"]).code(0);
     let help = help.text();
     let commands = help.split("Commands:").nth(1).unwrap();
     let commands = commands.split("Options:").next().unwrap();
@@ -75,7 +75,7 @@ fn completed(directory: &Path, words: &[&str]) -> Vec<String> {
 fn shells_complete_commands_flags_and_commands_of_policies() {
     let directory = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish"] {
-        let script = run_in(directory.path(), &["completions", shell], b"").code(0);
+        let script = run_in(directory.path(), &["completions", shell]).code(0);
         assert!(script.text().contains("statehouse"), "{shell}");
     }
 

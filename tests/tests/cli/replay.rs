@@ -128,6 +128,19 @@ fn replay_of_a_candidate_checks_its_commands() {
     assert!(why.contains("it declares 3 commands"), "{why}");
 }
 
+/// Regression: a script took a replay that compared nothing for one without differences.
+#[test]
+fn replay_of_a_candidate_that_compares_nothing_exits_with_1() {
+    let server = Server::start();
+    for code in [1, 0] {
+        let (_, summary) = replay(&server, &["--policy", "builtin"], code);
+        assert_eq!(counts(&summary["summary"]).1, 0, "{summary}");
+        server.store("client").set("key", "value");
+    }
+    // Without a candidate, a store without requests is as it should be.
+    replay(&Server::start(), &[], 0);
+}
+
 #[test]
 fn replay_with_another_policy_prints_differences() {
     let server = Server::start();

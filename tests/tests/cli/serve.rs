@@ -271,7 +271,7 @@ fn invalid_policy_file_exits_with_code_2() {
     let directory = tempfile::tempdir().unwrap();
     let serve = |policy: &str| {
         let serve = ["serve", "--listen", "127.0.0.1:0", "--policy", policy];
-        run_in(directory.path(), &serve, b"")
+        run_in(directory.path(), &serve)
     };
     serve("missing.wasm").code(2).says("missing.wasm");
     for (name, bytes) in policies::INVALID {

@@ -8,7 +8,7 @@ use statehouse_tests::{Ran, Server, command, run, run_in};
 /// Runs a store with this settings file, which it must refuse.
 fn serve_with(directory: &Path, file: &str) -> Ran {
     let serve = ["serve", "--listen", "127.0.0.1:0", "--config", file];
-    run_in(directory, &serve, b"").code(2).says(file)
+    run_in(directory, &serve).code(2).says(file)
 }
 
 fn node(server: &Server) -> String {
@@ -173,7 +173,7 @@ fn sizes_take_units_in_flags_variables_and_the_file() {
         by_variable.env(variable(name), "512 apples");
         let check = |setting: [&str; 2]| {
             let check = [&["serve", "--check"], &setting[..]].concat();
-            run_in(directory.path(), &check, b"")
+            run_in(directory.path(), &check)
         };
         for ran in [
             check([&flag(name), "512 apples"]),
@@ -246,7 +246,7 @@ fn invalid_flag_or_variable_is_refused() {
         ("--log", "xml"),
         ("--log-filter", "=="),
     ] {
-        run_in(directory.path(), &["serve", flag, value], b"")
+        run_in(directory.path(), &["serve", flag, value])
             .code(2)
             .says(value);
     }

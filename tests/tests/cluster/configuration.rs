@@ -15,7 +15,7 @@ use crate::{SHORT_LEASE, authority::Authority};
 fn serve(directory: &Path, urls: &str, arguments: &[&str]) -> Ran {
     let listen = ["--listen", "127.0.0.1:0", "--cluster-listen", "127.0.0.1:0"];
     let joins = ["serve", "--name", "gw9", "--cluster", urls];
-    run_in(directory, &[&joins, &listen[..], arguments].concat(), b"")
+    run_in(directory, &[&joins, &listen[..], arguments].concat())
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn unusable_settings_are_refused_and_change_nothing() {
         // A flag can be given once, so an environment variable would hide the refusal.
         let all = ["serve", "--cluster-listen", "127.0.0.1:0", "--cluster"];
         let all = [&all[..], &[urls.as_str()], &ours, &more].concat();
-        run_in(directory.path(), &all, b"").code(2).says(says);
+        run_in(directory.path(), &all).code(2).says(says);
     }
     assert_eq!(
         cluster.etcd.revision(),

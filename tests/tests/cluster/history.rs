@@ -470,7 +470,7 @@ fn copy(from: &Path, to: &Path) {
 #[test]
 fn restored_etcd_stops_hosts_and_leaves_their_history() {
     let place = tempfile::tempdir().unwrap();
-    let etcd = Etcd::start_in(place.path(), 1, &[]);
+    let etcd = Etcd::start_in(place.path(), 1);
     let directories = fs::read_dir(place.path()).unwrap();
     let [directory] = &directories.map(|it| it.unwrap().path()).collect::<Vec<_>>()[..] else {
         panic!("one etcd has one directory");

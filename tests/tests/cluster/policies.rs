@@ -54,7 +54,7 @@ fn promoted_policy_answers_on_the_next_leader() {
 fn orders_name_the_cluster_with_its_id() {
     let keys = tempfile::tempdir().unwrap();
     let keygen = ["policy", "keygen", "trusted", "--json"];
-    let made = run_in(keys.path(), &keygen, b"").code(0).object();
+    let made = run_in(keys.path(), &keygen).code(0).object();
     let trusted = ("trusted_keys", made["trusted_key"].as_str().unwrap());
     let mut cluster = Cluster::with(2, 1, &[SHORT_LEASE, trusted]);
     let status = cluster.ask(&["status", "--json"]).code(0).object();
@@ -68,7 +68,7 @@ fn orders_name_the_cluster_with_its_id() {
         let broker = format!("mqtt://{}", cluster[host].address());
         let push = ["policy", "push", "--broker", &broker, "--store", store];
         let all = [&push[..], &["--key", "trusted.key"], more].concat();
-        run_in(keys.path(), &all, b"")
+        run_in(keys.path(), &all)
     };
     let module = policies::marked("ordered");
     let promote = [module.to_str().unwrap(), "--promote"];

@@ -16,7 +16,7 @@ fn answers_over_power_losses_are_linearizable() {
     let Some(small) = Small::mount(FileSystem::Ext4, 2048) else {
         return;
     };
-    let etcd = Etcd::start_in(small.path(), 3, &[]);
+    let etcd = Etcd::start_in(small.path(), 3);
     let mut cluster = Cluster::without_hosts_on(etcd, &[SHORT_LEASE]);
     for host in 0..3 {
         let data = small.path().join(cluster::name(host));

@@ -31,7 +31,7 @@ fn refuses(server: &Server, code: i32) -> Ran {
 
 fn serve_in(directory: &Path, data: &str, code: i32) -> Ran {
     let arguments = ["serve", "--listen", "127.0.0.1:0", "--data", data];
-    let ran = run_in(directory, &arguments, b"").code(code);
+    let ran = run_in(directory, &arguments).code(code);
     assert!(!ran.text().contains("ready"), "{ran:?}");
     assert!(!ran.stderr.contains("panicked"), "{ran:?}");
     ran

@@ -284,7 +284,7 @@ fn grow_beyond_the_disk(kind: FileSystem) {
     assert_eq!(status, 503);
     assert!(why.contains("disk is full"), "{why}");
     let data = small.data();
-    let output = run_in(data.as_ref(), &["doctor", "."], b"").code(0).text();
+    let output = run_in(data.as_ref(), &["doctor", "."]).code(0).text();
     assert!(output.contains("the store refuses writes"), "{output}");
 
     let ((), _) = while_reading(&server, || {

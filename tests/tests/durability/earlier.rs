@@ -62,9 +62,9 @@ fn data_directory_of_an_earlier_version_opens_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     unpack(directory.path());
     let history = ["history", "greeting", "--data", "data"];
-    let history = run_in(directory.path(), &history, b"").code(0);
+    let history = run_in(directory.path(), &history).code(0);
     history.prints(&["2 changes of greeting"]);
-    run_in(directory.path(), &["doctor", "data"], b"").code(0);
+    run_in(directory.path(), &["doctor", "data"]).code(0);
     let server = serve(&directory.path().join("data"));
     let mut store = server.store("reader");
     assert_keys(&mut store, Some("after the backup"));
@@ -76,7 +76,7 @@ fn backup_of_an_earlier_version_restores_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     unpack(directory.path());
     let restore = ["restore", "backup.state", "--data", "restored"];
-    run_in(directory.path(), &restore, b"").code(0);
+    run_in(directory.path(), &restore).code(0);
     let server = serve(&directory.path().join("restored"));
     let mut store = server.store("reader");
     assert_keys(&mut store, None);

@@ -135,9 +135,9 @@ fn policy_that_no_store_loads_fails_check_and_start() {
         let it = json(&["policy", "check", file, "--json"], 1);
         assert!(it["error"].as_str().unwrap().contains(why), "{it}");
         let serve = ["serve", "--check", "--policy", file];
-        run_in(directory.path(), &serve, b"").code(2).says(why);
+        run_in(directory.path(), &serve).code(2).says(why);
     }
-    run_in(directory.path(), &["policy", "new", "builtin"], b"")
+    run_in(directory.path(), &["policy", "new", "builtin"])
         .code(2)
         .says("is not `builtin`");
     assert!(!directory.path().join("builtin").exists());

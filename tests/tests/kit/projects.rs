@@ -26,7 +26,7 @@ impl Project {
     fn new(lang: &str, source: &'static str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let new = ["policy", "new", "kitchen-rule", "--lang", lang];
-        let made = run_in(directory.path(), &new, b"").code(0);
+        let made = run_in(directory.path(), &new).code(0);
         made.prints(&["statehouse policy build"]);
         let path = directory.path().join("kitchen-rule");
         if lang == "js" {
@@ -206,7 +206,7 @@ fn new_python_rule_builds_and_names_its_crash() {
 fn build_tool_of_javascript_writes_into_the_project_only() {
     let directory = tempfile::tempdir().unwrap();
     let new = ["policy", "new", "rule", "--lang", "js"];
-    run_in(directory.path(), &new, b"").code(0);
+    run_in(directory.path(), &new).code(0);
     let project = directory.path().join("rule");
     let tool = project.join("node_modules/.bin/componentize-qjs");
     fs::create_dir_all(tool.parent().unwrap()).unwrap();

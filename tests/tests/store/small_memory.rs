@@ -54,7 +54,7 @@ fn kills(server: &Server) -> u64 {
 #[test]
 #[ignore = "fills and restarts a store, and compiles two policies"]
 fn ten_thousand_keys_and_a_hundred_clients_fit_64_mib() {
-    let Some(mut server) = Server::limited(LIMIT_MIB, &[]) else {
+    let Some(mut server) = Server::limited(LIMIT_MIB) else {
         return;
     };
     let mut before = clients(&server);
@@ -63,7 +63,7 @@ fn ten_thousand_keys_and_a_hundred_clients_fit_64_mib() {
         assert_eq!(Admin::of(&server).ask("GET", page, b"").0, 200, "{page}");
     }
     let directory = server.directory().to_owned();
-    let run = |arguments: &[&str]| command::run_in(&directory, arguments, b"").code(0);
+    let run = |arguments: &[&str]| command::run_in(&directory, arguments).code(0);
     let backup = run(&["snapshot", "backup"]);
     let printed = backup.text() + &backup.stderr;
     assert!(printed.contains("10000 keys"), "{printed}");
@@ -74,14 +74,14 @@ fn ten_thousand_keys_and_a_hundred_clients_fit_64_mib() {
 
     // The compiler of this policy needs more than the limit. The kernel ends it, and not the store.
     fs::write(directory.join("bomb.wasm"), wasm::bomb(270_000)).unwrap();
-    let refused = command::run_in(&directory, &["policy", "load", "bomb.wasm"], b"");
+    let refused = command::run_in(&directory, &["policy", "load", "bomb.wasm"]);
     refused.code(4).says("the free memory of this machine");
     assert_eq!(kills(&server), 1);
     assert_holds_all(&mut before);
 
     // A file that would not fit beside the store is refused before it is read.
     fs::write(directory.join("large.wasm"), vec![0; 40 << 20]).unwrap();
-    let refused = command::run_in(&directory, &["policy", "load", "large.wasm"], b"");
+    let refused = command::run_in(&directory, &["policy", "load", "large.wasm"]);
     refused
         .code(4)
         .says("larger than the limit of 16777216 bytes");
@@ -98,7 +98,7 @@ fn ten_thousand_keys_and_a_hundred_clients_fit_64_mib() {
 #[ignore = "writes a long history"]
 fn histories_of_large_values_fit_64_mib() {
     const CHANGES: usize = 2200;
-    let Some(server) = Server::limited(LIMIT_MIB, &[]) else {
+    let Some(server) = Server::limited(LIMIT_MIB) else {
         return;
     };
     fill(&mut clients(&server));

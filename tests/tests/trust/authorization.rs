@@ -295,7 +295,7 @@ fn bad_rules_file_is_refused_and_old_rules_remain() {
     ] {
         let bad = RulesFile::new(text);
         let arguments = ["serve", "--listen", "127.0.0.1:0", "--rules", bad.name()];
-        command::run_in(bad.path.parent().unwrap(), &arguments, b"")
+        command::run_in(bad.path.parent().unwrap(), &arguments)
             .code(2)
             .says(says);
         command::run(&["authz", "check", bad.name()], b"")
@@ -368,7 +368,7 @@ fn redelivery_after_a_rules_change_keeps_its_answer() {
     check(&mut writer);
     assert_eq!(server.metric("duplicates_different_total"), 0);
     server.stop();
-    let replayed = command::run_in(server.directory(), &["replay", "--policy", "builtin"], b"");
+    let replayed = command::run_in(server.directory(), &["replay", "--policy", "builtin"]);
     replayed.code(0).prints(&["same"]);
 }
 

@@ -175,24 +175,17 @@ impl Template {
     /// A text in braces that is probably meant as a placeholder, but is literal: `{username}`,
     /// `{Principal.clientId}` or `${principal.username}`, whose `$` is literal.
     pub(crate) fn misspelt_placeholder(&self) -> Option<&str> {
-        let mut from = 0;
-        while let Some(open) = self.text[from..].find('{').map(|at| from + at) {
-            let close = open + self.text[open..].find('}')?;
-            let (inside, is_dollar) = (&self.text[open..=close], self.text[..open].ends_with('$'));
+        let texts = self.text.split_inclusive('}');
+        texts.filter(|it| it.ends_with('}')).find_map(|text| {
+            let open = text.find('{')?;
+            let inside = &text[open..];
             if inside.starts_with(PREFIX) {
-                if is_dollar {
-                    return Some(&self.text[open - 1..=close]);
-                }
-            } else {
-                let inside = inside.to_ascii_lowercase();
-                let names = ["principal", "username", "clientid"];
-                if names.iter().any(|it| inside.contains(it)) {
-                    return Some(&self.text[open..=close]);
-                }
+                return text[..open].ends_with('$').then(|| &text[open - 1..]);
             }
-            from = close + 1;
-        }
-        None
+            let lower = inside.to_ascii_lowercase();
+            let names = ["principal", "username", "clientid"];
+            names.iter().any(|it| lower.contains(it)).then_some(inside)
+        })
     }
 
     /// Whether the pattern has brackets with no byte in them, `[]`, which match nothing.

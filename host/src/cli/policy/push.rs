@@ -144,13 +144,14 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
-/// The failure of an order without a result in time. `lost` says why the last connection ended.
+/// The failure of an order without a result in time. `lost` says why the last lost connection
+/// ended; a later one may still exist.
 fn unreported(serial: u64, lost: Option<String>) -> Failure {
     let failure = Failure::transport(format!(
         "the store did not report a result of the order {serial} in time: give a slow store more time with --timeout"
     ));
     match lost {
-        Some(why) => failure.with(&format!("The last connection was lost: {why}")),
+        Some(why) => failure.with(&format!("A connection was lost before: {why}")),
         None => failure,
     }
 }

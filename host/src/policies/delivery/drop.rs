@@ -119,8 +119,9 @@ struct Waiting {
 #[derive(Clone, Copy)]
 struct Seen {
     bytes: u64,
-    /// The time of the last inode change. A program cannot set this time, but can set the
-    /// modification time: reproducible builds set it to the same value every time.
+    /// The time of the last inode change, of the file or of the link to it. A program cannot set
+    /// this time, but can set the modification time: reproducible builds set it to the same value
+    /// every time.
     changed: (i64, i64),
     progress: Progress,
     /// Whether the file was like this before the start, so that an earlier run may have handled it.
@@ -187,8 +188,9 @@ impl DropDirectory {
         let before = self.seen.take();
         let mut seen = BTreeMap::new();
         for (place, (name, mut now)) in found.into_iter().enumerate() {
-            now.is_old = before.is_none() || now.changed.0 < self.began_s;
-            if let Some(before) = before.as_ref().and_then(|it| it.get(&name))
+            let known = before.as_ref().and_then(|it| it.get(&name));
+            now.is_old = known.is_none() && (before.is_none() || now.changed.0 < self.began_s);
+            if let Some(before) = known
                 && (before.bytes, before.changed) == (now.bytes, now.changed)
             {
                 now.is_old = before.is_old;
@@ -375,9 +377,13 @@ fn files(directory: &Path) -> io::Result<(BTreeMap<OsString, Seen>, bool)> {
         let Some(data) = fs::metadata(&path).ok().filter(fs::Metadata::is_file) else {
             continue;
         };
+        let Ok(link) = fs::symlink_metadata(&path) else {
+            continue;
+        };
+        let changed = |it: &fs::Metadata| (it.ctime(), it.ctime_nsec());
         let seen = Seen {
             bytes: data.len(),
-            changed: (data.ctime(), data.ctime_nsec()),
+            changed: changed(&data).max(changed(&link)),
             progress: Progress::New,
             is_old: false,
         };

@@ -404,7 +404,7 @@ impl Screen {
 
     /// Chooses a file, and confirms that it is loaded.
     pub(super) fn load_policy(&mut self, path: &str) {
-        self.browser.choose_file("input[type=file]", path);
+        self.browser.choose_file(path);
         self.click("Load it");
         self.see("is loaded.");
     }
@@ -413,8 +413,7 @@ impl Screen {
     pub(super) fn load_unsafe_policy(&mut self) {
         let path = self.server.directory().join("no-policy.wasm");
         std::fs::write(&path, policies::INVALID[1].1).unwrap();
-        self.browser
-            .choose_file("input[type=file]", path.to_str().unwrap());
+        self.browser.choose_file(path.to_str().unwrap());
         self.click("Load it");
         self.wait("document.querySelector('#ask-error').textContent.length > 20");
         self.click("Cancel");

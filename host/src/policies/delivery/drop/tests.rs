@@ -1,3 +1,5 @@
+use std::os::unix::fs::symlink;
+
 use super::*;
 use crate::policies::delivery::trust::Trust;
 use crate::policies::manager::tests::{Rig, rig, twin};
@@ -142,6 +144,26 @@ fn second_copy_of_a_file_is_a_new_delivery() {
         rig.control.rollback().unwrap();
         twice(&mut drop);
         assert_ne!(rig.control.list().assignment.active, a);
+    }
+}
+
+/// The file that the link names is older than the start.
+#[test]
+fn link_that_is_made_again_is_a_new_delivery() {
+    let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
+    let file = directory.path().join("a");
+    fs::write(&file, twin(b'a')).unwrap();
+    let link = directory.path().join("a.wasm");
+    let mut drop = started(&rig, directory.path());
+    drop.began_s += 60;
+    for _ in 0..2 {
+        symlink(&file, &link).unwrap();
+        twice(&mut drop);
+        let active = rig.control.list().assignment.active;
+        assert_eq!(active, Digest::of(&twin(b'a')));
+        rig.control.rollback().unwrap();
+        fs::remove_file(&link).unwrap();
+        twice(&mut drop);
     }
 }
 
