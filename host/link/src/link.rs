@@ -15,7 +15,7 @@
 //! * A write to a broker that does not read blocks for ever, and no PINGREQ is sent then. Each poll
 //!   has a time limit.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
 use rumqttc::Outgoing as Sent;
@@ -88,7 +88,7 @@ pub trait Owner: Send + Sync + 'static {
     /// Returns the address and the credentials for the next connection if they may have changed,
     /// for example the certificates in files. Called before each further attempt, on a thread that
     /// may block. If it does not return within 2 s, its result is ignored: the attempt uses the
-    /// place before.
+    /// place before. It is not called again until it returns.
     fn place(&self) -> Option<Place> {
         None
     }
@@ -142,6 +142,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
     let mut end = EndOnDrop(Arc::clone(&owner), End::Closed);
     let mut link = Link::new(Arc::clone(&owner), options);
     let mut closing: Option<Instant> = None;
+    let asking = Arc::<Mutex<()>>::default();
     loop {
         let polled = tokio::select! {
             polled = link.poll() => polled,
@@ -203,18 +204,32 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             None if taken_over => limits::TAKEOVER_PAUSE,
             None => link.pause,
         });
-        let owner = link.owner.clone();
+        let (owner, asking) = (link.owner.clone(), asking.clone());
         let place = async {
             sleep(pause).await;
-            timeout(limits::PLACE_TIME, spawn_blocking(move || owner.place())).await
+            next_place(owner, asking).await
         };
         tokio::select! {
-            // After a panic, or if it takes too long, the link uses the place that it has.
-            place = place => link.renew(place.map(Result::unwrap_or_default).unwrap_or_default()),
+            place = place => link.renew(place),
             () = link.owner.stopping().notified() => return,
         }
         link.pause = link.pause.saturating_mul(2).min(link.ours.pauses.1);
     }
+}
+
+/// Asks the owner for a new place. After a panic, or if it takes too long, the link uses the place
+/// that it has.
+async fn next_place<O: Owner>(owner: Arc<O>, asking: Arc<Mutex<()>>) -> Option<Place> {
+    let asked = spawn_blocking(move || {
+        // Calls that never return must not take one thread per attempt.
+        let turn = asking.try_lock();
+        if matches!(turn, Err(TryLockError::WouldBlock)) {
+            return None;
+        }
+        owner.place()
+    });
+    let place = timeout(limits::PLACE_TIME, asked).await;
+    place.map(Result::unwrap_or_default).unwrap_or_default()
 }
 
 /// Returns between half and all of the pause, so that clients that lost the same broker do not all

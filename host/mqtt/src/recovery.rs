@@ -6,7 +6,7 @@
 //! drops expired messages when it starts.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use statehouse_protocol::SessionId;
 
 use crate::{
-    Limits, Message, ReasonCode,
+    Limits, Message, QoS, ReasonCode,
     change::{Change, Content, CorruptChanges, Decoder, Part, RecordedWill, Sharing},
     codec::Will,
     router::Subscription,
@@ -68,9 +68,10 @@ pub(crate) struct SavedSession {
     pub(crate) detached_ms: Option<u64>,
     pub(crate) subscriptions: HashMap<Bytes, SavedSubscription>,
     pub(crate) messages: BTreeMap<u64, SavedMessage>,
-    /// Numbers of messages that were dropped because of the limit, and that the log has not removed
-    /// later. The broker must record their removal.
-    pub(crate) lost: BTreeSet<u64>,
+    /// The messages that were dropped because of the limit, and that the log has not removed later.
+    /// The broker must record what became of them. Those that were sent at QoS 2 are also in
+    /// `messages`, as after a PUBREC: the client may remember the packet id.
+    pub(crate) lost: BTreeMap<u64, QoS>,
     pub(crate) received: BTreeMap<u16, ReasonCode>,
 }
 
@@ -217,7 +218,7 @@ impl Recovery {
         let bytes = (self.messages.bytes - old_bytes).saturating_add(content.message.cost_bytes());
         if bytes > self.messages.bytes_max {
             if old.is_none() {
-                session.lost.insert(number);
+                session.lost.insert(number, content.message.qos);
             }
             return;
         }
@@ -295,7 +296,7 @@ impl SavedSession {
             detached_ms: None,
             subscriptions: HashMap::new(),
             messages: BTreeMap::new(),
-            lost: BTreeSet::new(),
+            lost: BTreeMap::new(),
             received: BTreeMap::new(),
         }
     }
@@ -334,14 +335,15 @@ impl SavedSession {
             Part::Sent { number, packet_id } => {
                 if let Some(message) = self.messages.get_mut(&number) {
                     message.packet_id = Some(packet_id);
+                } else if self.lost.get(&number) == Some(&QoS::ExactlyOnce) {
+                    self.messages
+                        .insert(number, SavedMessage::released(packet_id));
                 }
             }
             Part::Released { number, packet_id } => {
-                let saved = SavedMessage {
-                    packet_id: Some(packet_id),
-                    content: None,
-                };
-                removed = self.messages.insert(number, saved);
+                removed = self
+                    .messages
+                    .insert(number, SavedMessage::released(packet_id));
                 self.lost.remove(&number);
             }
             Part::Removed { number } => {
@@ -368,6 +370,14 @@ impl From<Sharing<'_>> for Shared {
 }
 
 impl SavedMessage {
+    /// A message after its PUBREC.
+    fn released(packet_id: u16) -> Self {
+        Self {
+            packet_id: Some(packet_id),
+            content: None,
+        }
+    }
+
     fn bytes(&self) -> usize {
         let content = self.content.as_ref();
         content.map_or(0, |content| content.message.cost_bytes())

@@ -54,10 +54,7 @@ impl Core {
         }
         for (session, saved) in self.fitting(recovery.sessions, &mut dropped) {
             dropped.messages += saved.lost.len();
-            let mut log = self.change_log.session_log(session, true);
-            for &number in &saved.lost {
-                log.write(Part::Removed { number });
-            }
+            self.record_lost(session, &saved);
             self.restore_session(session, saved, &mut dropped);
             self.change_log.checkpoint();
         }
@@ -89,6 +86,19 @@ impl Core {
             self.counts.dropped += (messages + retained) as u64;
         }
         self.change_log.append();
+    }
+
+    /// Records what became of the messages that recovery dropped.
+    fn record_lost(&mut self, session: SessionId, saved: &SavedSession) {
+        for &number in saved.lost.keys() {
+            let sent = saved.messages.get(&number).and_then(|it| it.packet_id);
+            let part = match sent {
+                Some(packet_id) => Part::Released { number, packet_id },
+                None => Part::Removed { number },
+            };
+            self.change_log.session_log(session, true).write(part);
+            self.change_log.checkpoint();
+        }
     }
 
     /// Selects one session for each client, up to the limit. Sessions that end first are last, so

@@ -293,6 +293,17 @@ fn queue_limits(queue_bytes_total_max: usize) -> Limits {
     }
 }
 
+fn restored_to(log: &Arc<TestLog>, limits: Limits, recovery: Recovery, now: Instant) -> Broker {
+    let options = Options {
+        limits,
+        persistence: Some(log.clone()),
+        run: log.len() as u32,
+        ..Options::default()
+    };
+    let clock = Clock::at(now, WALL_MS);
+    Broker::restore_at(options, Arc::new(NoService), recovery, clock)
+}
+
 /// Connected clients may exceed the total by their reserves, and a snapshot by its pieces.
 #[test]
 fn recovery_keeps_messages_beyond_the_total_that_fit_later() {
@@ -318,19 +329,37 @@ fn messages_beyond_the_limit_of_recovery_are_recorded_as_removed() {
     let mut recovery = Recovery::within(&limits);
     log.replay(&mut recovery, 0);
     assert!(recovery.lost_messages() > 0);
-    let options = Options {
-        limits,
-        persistence: Some(log.clone()),
-        run: log.len() as u32,
-        ..Options::default()
-    };
-    let clock = Clock::at(now, WALL_MS);
-    let broker = Broker::restore_at(options, Arc::new(NoService), recovery, clock);
+    let broker = restored_to(&log, limits, recovery, now);
     let kept = message_count(&log.recovery());
     assert_eq!(kept as u64 + broker.stats().dropped, 20);
     assert!(
         (1..=3).contains(&kept),
         "what fits half of the total: {kept}"
+    );
+}
+
+/// The client may remember the packet id. It would take another message with it for a repetition.
+#[test]
+fn lost_messages_that_were_sent_at_qos_2_are_completed() {
+    let (log, now) = (TestLog::new(true), Instant::now());
+    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
+    let mut reader = Peer::new(&broker, &Hello::new("reader"), now);
+    reader.subscribe("t", Q::ExactlyOnce, now);
+    let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
+    writer.publish("t", Q::ExactlyOnce, 1, "x", now);
+    let packet_id = reader.messages()[0].pkid;
+    let mut recovery = Recovery::within(&queue_limits(1));
+    log.replay(&mut recovery, 0);
+    assert_eq!(recovery.lost_messages(), 1);
+    let broker = restored_to(&log, Limits::default(), recovery, now);
+    let recorded = log.recovery();
+    let mut sessions = recorded.sessions.values();
+    let lost = sessions.find_map(|it| it.messages.values().next()).unwrap();
+    assert_eq!((lost.packet_id, &lost.content), (Some(packet_id), &None));
+    let packets = Peer::new(&broker, &Hello::new("reader"), now).receive();
+    assert!(
+        matches!(&packets[..], [Packet::PubRel(it)] if it.pkid == packet_id),
+        "{packets:?}"
     );
 }
 
