@@ -25,8 +25,8 @@ use crate::witness::Witness;
 const CLAIMANTS: u64 = 64;
 const CONTESTED: &str = "contested";
 const TAKEN_OVER: u8 = 0x8E;
-/// Remembered requests and recent changes may take some 100 MiB, the sooner the faster the machine.
-const GROWTH_KIB_MAX: u64 = 128 * 1024;
+/// The queue of a session is limited, and 64 sockets need little memory.
+const GROWTH_KIB_MAX: u64 = 48 * 1024;
 /// The claimants pause for the last part of each round. Without that, on idle cores, nearly all are
 /// taken over before their write is answered.
 const ROUND: Duration = Duration::from_millis(500);
