@@ -49,15 +49,6 @@ impl Door {
     }
 }
 
-impl fmt::Debug for Door {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Door")
-            .field("peer", &self.peer)
-            .field("certificates", &self.certificates.len())
-            .finish_non_exhaustive()
-    }
-}
-
 /// The identity of a connected client, as [`Access::admit`] determined it.
 #[derive(Clone, Default)]
 pub struct Identity {

@@ -50,21 +50,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn barrier_holds_until_its_batch_is_released() {
+    fn barrier_holds_until_its_last_batch_is_released() {
         let [first, second] = [1, 2].map(BatchNumber);
         assert_eq!(first.next(), second);
         let barrier = Barrier::after(second);
         assert!(barrier.holds(BatchNumber::default()) && barrier.holds(first));
         assert!(!barrier.holds(second) && !barrier.holds(second.next()));
         assert!(!Barrier::NONE.holds(BatchNumber::default()));
-    }
-
-    #[test]
-    fn joined_barriers_wait_for_the_later_batch() {
-        let [first, second] = [1, 2].map(|number| Barrier::after(BatchNumber(number)));
-        assert_eq!(first.join(second), second);
-        assert_eq!(second.join(first), second);
-        assert_eq!(Barrier::NONE.join(first), first);
-        assert_eq!(first.join(Barrier::NONE), first);
+        for (one, other) in [(first, second), (second, first), (second, second)] {
+            let joined = Barrier::after(one).join(Barrier::after(other));
+            assert_eq!(joined, barrier, "{one:?} and {other:?}");
+        }
+        assert_eq!(Barrier::NONE.join(barrier), barrier);
+        assert_eq!(barrier.join(Barrier::NONE), barrier);
     }
 }

@@ -39,13 +39,9 @@ use crate::{
 #[derive(Clone)]
 pub struct Broker(Arc<Shared>);
 
-/// Permits for sockets, far more than there can be sockets. The number taken is compared with a
-/// limit that may change at run time.
-const SOCKETS: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
-    Semaphore::MAX_PERMITS
-} else {
-    u32::MAX as usize
-};
+/// Permits for sockets, far more than there can be sockets, and fewer than a semaphore may have.
+/// The number taken is compared with a limit that may change at run time.
+const SOCKETS: u32 = 1 << 28;
 
 struct Shared {
     /// The limits in force. The core has a copy of those that it enforces.
@@ -71,8 +67,7 @@ struct Shared {
     /// One permit per CONNECT that the access control has not decided yet.
     admissions: Semaphore,
     /// One permit: of the connections whose last turn used up its work limit, one at a time has its
-    /// next turn. So a connection with little to do waits for at most one such turn, however many
-    /// there are.
+    /// next turn. So a connection with little to do waits for at most one such turn.
     cut_turns: Semaphore,
     /// The bytes of incomplete CONNECTs.
     connects: IncompletePackets,
@@ -146,8 +141,8 @@ impl Broker {
             lease: options.lease,
             write_batching: WriteBatching::default(),
             durability_gate,
-            sockets: Arc::new(Semaphore::new(SOCKETS)),
-            arriving: Arc::new(Handshakes::new(SOCKETS)),
+            sockets: Arc::new(Semaphore::new(SOCKETS as usize)),
+            arriving: Arc::new(Handshakes::new(SOCKETS as usize)),
             admissions: Semaphore::new(limits.admissions_max.min(Semaphore::MAX_PERMITS)),
             cut_turns: Semaphore::new(1),
             connects: IncompletePackets::default(),
@@ -244,11 +239,8 @@ impl Broker {
         rate.store(limits.publishes_per_second_max, Ordering::Relaxed);
         let together = limits.publishes_per_second_total_max;
         self.0.publishes.set_per_second(together);
-        *self
-            .0
-            .limits
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = limits;
+        let in_force = self.0.limits.write();
+        *in_force.unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     /// The rate limit on PUBLISHes of all clients together.

@@ -21,7 +21,6 @@ impl Clock {
         Self::at(Instant::now(), millis(wall.unwrap_or_default()))
     }
 
-    /// A pair of readings.
     pub(crate) fn at(at: Instant, wall_ms: u64) -> Self {
         Self { at, wall_ms }
     }

@@ -98,8 +98,7 @@ pub(crate) async fn run<R, W>(
         Ok(admitted) => admitted,
         Err((reason, text)) => {
             tracing::debug!(%peer, %reason, text, "refused a client");
-            let mut refusal = BytesMut::new();
-            codec::connack_refused(&mut refusal, version, reason, Some(text), bytes_max);
+            let refusal = codec::connack_refused(version, reason, text, bytes_max);
             return send_refusal(&mut reader, &mut writer, &mut buffer, &limits, &refusal).await;
         }
     };
@@ -136,8 +135,14 @@ async fn receive_connect<R: AsyncRead + Unpin>(
     match first {
         Ok(Some(Ok(connect))) => Ok(connect),
         Ok(Some(Err(ConnectFault { violation, answer }))) => {
-            report(violation.reason, violation.text);
-            Err(connect_refusal(violation, answer))
+            let Violation { reason, text } = violation;
+            report(reason, text);
+            Err(match answer {
+                Answer::None => BytesMut::new(),
+                Answer::Connack { version, bytes_max } => {
+                    codec::connack_refused(version, reason, text, bytes_max)
+                }
+            })
         }
         Ok(None) => {
             tracing::debug!(%peer, "closed without a CONNECT");
@@ -160,16 +165,6 @@ async fn is_closed<R: AsyncRead + Unpin>(reader: &mut R, buffer: &mut BytesMut) 
     let mut reading = pin!(reader.read_buf(buffer));
     let read = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
     matches!(read, Poll::Ready(Ok(0) | Err(_))) && buffer.is_empty()
-}
-
-/// The bytes of the answer to an invalid CONNECT; empty if it gets no answer.
-fn connect_refusal(violation: Violation, answer: Answer) -> BytesMut {
-    let mut refusal = BytesMut::new();
-    if let Answer::Connack { version, bytes_max } = answer {
-        let Violation { reason, text } = violation;
-        codec::connack_refused(&mut refusal, version, reason, Some(text), bytes_max);
-    }
-    refusal
 }
 
 /// Reads the CONNECT, or finds what is wrong with it; `None` if the client closed the stream.
@@ -363,7 +358,6 @@ impl Drop for Attached {
     }
 }
 
-/// Why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
     ByPeer,

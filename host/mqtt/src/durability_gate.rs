@@ -23,7 +23,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct DurabilityGate {
     state: Mutex<State>,
-    /// A copy of `State::released` that can be read without the lock.
+    /// Every batch up to this is durable. Written with the lock held, read without it.
     released: AtomicU64,
 }
 
@@ -32,8 +32,6 @@ struct State {
     /// Rising in both position and batch.
     waiting: VecDeque<Waiting>,
     released_position: LogPosition,
-    /// Every batch up to this is durable.
-    released: BatchNumber,
 }
 
 #[derive(Debug)]
@@ -108,7 +106,6 @@ impl DurabilityGate {
         notify(ready);
     }
 
-    /// Whether an output waits.
     pub(crate) fn is_waiting(&self) -> bool {
         let state = self.lock();
         let mut outputs = state.waiting.iter().flat_map(|it| &it.outputs);
@@ -128,7 +125,7 @@ impl DurabilityGate {
             .waiting
             .pop_front_if(|first| first.position <= state.released_position)
         {
-            state.released = first.batch;
+            self.released.store(first.batch.0, Ordering::Release);
             ready.extend(
                 first
                     .outputs
@@ -136,7 +133,6 @@ impl DurabilityGate {
                     .map(|output| (output, first.batch)),
             );
         }
-        self.released.store(state.released.0, Ordering::Release);
         ready
     }
 }

@@ -135,7 +135,6 @@ impl Exchanges {
         Some(entry.counted)
     }
 
-    /// The answered exchanges.
     pub(crate) fn answered(&self) -> impl Iterator<Item = (u16, ReasonCode)> {
         self.answered.iter().map(|(id, entry)| (*id, entry.reason))
     }

@@ -95,7 +95,7 @@ fn write_session(
 ) -> bool {
     if !session.is_durable() {
         if let Some(user) = session.recorded_user() {
-            piece.write(&Change::Session(session.number, Part::Owner { user }));
+            piece.write(&Change::Session(session.number, Part::Owner(user)));
         }
         return true;
     }
@@ -126,11 +126,11 @@ fn write_beginning(session: &Session, clock: &Clock, piece: &mut Encoder) {
         will: will.map(|will| RecordedWill::new(will, clock)),
     });
     if let Some(user) = session.owner() {
-        put(Part::Owner { user });
+        put(Part::Owner(user));
     }
     if let Some(since) = session.detached() {
         let at_ms = clock.wall_ms(since);
-        put(Part::Detach { at_ms });
+        put(Part::Detach(at_ms));
     }
     for (filter, subscription) in session.subscriptions().iter() {
         put(Part::Subscribe {

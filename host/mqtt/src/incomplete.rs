@@ -152,10 +152,11 @@ impl ConnectionBytes<'_> {
         let now = Instant::now();
         let entries = holders.entries.iter();
         let stalled = entries.filter(|(number, holder)| {
-            **number != self.number && now - holder.progress >= STALLED_PACKET_TIME
+            **number != self.number
+                && now - holder.progress >= STALLED_PACKET_TIME
+                // Small ones give no room.
+                && holder.bytes > ARRIVING_BYTES_FREE
         });
-        // Small ones give no room.
-        let stalled = stalled.filter(|(_, holder)| holder.bytes > ARRIVING_BYTES_FREE);
         let mut stalled: Vec<_> = stalled
             .filter_map(|(number, it)| Some((it.progress, *number, it.connection?, it.bytes)))
             .collect();

@@ -23,7 +23,6 @@ use crate::{Identity, limits::SHARE_OF_FREE};
 /// A resource that is counted and limited on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Sessions.
     Sessions,
     /// Wills, packet ids of unfinished QoS 2 exchanges, and topic aliases, in bytes.
     State,
@@ -31,7 +30,6 @@ pub(crate) enum Kind {
     Subscriptions,
     /// Messages that wait for a client or for its acknowledgement, in bytes.
     Queues,
-    /// Retained messages.
     Retained,
     /// Retained messages in bytes.
     RetainedBytes,
@@ -39,7 +37,6 @@ pub(crate) enum Kind {
 
 const KINDS: usize = 6;
 
-/// The owner of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     User(Box<str>),
@@ -159,7 +156,6 @@ pub(crate) struct Holding {
 }
 
 impl Holding {
-    /// Creates a holding of zero.
     pub(crate) fn new(account: &Arc<Account>, kind: Kind) -> Self {
         Self {
             account: account.clone(),

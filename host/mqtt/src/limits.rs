@@ -140,6 +140,12 @@ impl Limits {
             ..self.clone()
         }
     }
+
+    /// Bytes of waiting packets that a paused connection keeps. Above it nothing is read except the
+    /// rest of one packet.
+    pub(crate) fn paused_bytes_max(&self) -> usize {
+        (self.packet_bytes_total_max / PARTS_PER_PAUSED).clamp(PAUSED_BYTES_MIN, PAUSED_BYTES_MAX)
+    }
 }
 
 impl Default for Limits {
@@ -181,14 +187,6 @@ impl Default for Limits {
             packets_per_turn_max: 256,
             read_bytes: 16 << 10,
         }
-    }
-}
-
-impl Limits {
-    /// Bytes of waiting packets that a paused connection keeps. Above it nothing is read except the
-    /// rest of one packet.
-    pub(crate) fn paused_bytes_max(&self) -> usize {
-        (self.packet_bytes_total_max / PARTS_PER_PAUSED).clamp(PAUSED_BYTES_MIN, PAUSED_BYTES_MAX)
     }
 }
 

@@ -23,9 +23,7 @@ pub(crate) struct Link {
     pub(crate) version: ProtocolVersion,
     pub(crate) identity: Arc<Identity>,
     pub(crate) output: Arc<Output>,
-    /// The address of the client.
     pub(crate) address: IpAddr,
-    /// When the connection began.
     pub(crate) since: Instant,
     /// How many QoS 1 and 2 messages may be unacknowledged.
     pub(crate) window: usize,
@@ -41,9 +39,15 @@ pub(crate) struct Link {
     pub(crate) asked_for_expiry: bool,
     /// QoS 2 messages whose PUBREC left on this connection and whose PUBREL has not arrived.
     pub(crate) unreleased: usize,
-    acks: VecDeque<PendingAck>,
-    /// The sequence of the first of `acks`.
-    acks_from: u64,
+    pub(crate) acks: Acks,
+}
+
+/// The acknowledgements that have not left, in the order of the PUBLISHes.
+#[derive(Debug, Default)]
+pub(crate) struct Acks {
+    pending: VecDeque<PendingAck>,
+    /// The sequence of the first of these.
+    from: u64,
 }
 
 /// The place of an acknowledgement among those of a connection.
@@ -71,46 +75,7 @@ struct Answer {
     last_queued: u64,
 }
 
-#[derive(Debug)]
-pub(crate) struct LinkOptions {
-    pub(crate) version: ProtocolVersion,
-    pub(crate) address: IpAddr,
-    pub(crate) since: Instant,
-    pub(crate) window: u16,
-    pub(crate) packet_bytes_max: u32,
-    pub(crate) problem_info: bool,
-    pub(crate) receive_max: u16,
-    pub(crate) asked_for_expiry: bool,
-    pub(crate) resend: VecDeque<u16>,
-}
-
 impl Link {
-    pub(crate) fn new(
-        connection: ConnectionId,
-        identity: Arc<Identity>,
-        output: Arc<Output>,
-        options: LinkOptions,
-    ) -> Self {
-        Self {
-            connection,
-            version: options.version,
-            identity,
-            output,
-            address: options.address,
-            since: options.since,
-            window: options.window.into(),
-            unacknowledged: 0,
-            packet_bytes_max: options.packet_bytes_max as usize,
-            problem_info: options.problem_info,
-            resend: options.resend,
-            receive_max: options.receive_max.into(),
-            asked_for_expiry: options.asked_for_expiry,
-            unreleased: 0,
-            acks: VecDeque::new(),
-            acks_from: 0,
-        }
-    }
-
     /// Reserves the place of an acknowledgement for a QoS 1 or 2 PUBLISH. Exceeding the Receive
     /// Maximum is a violation (section 3.3.4).
     pub(crate) fn expect_ack(
@@ -125,13 +90,13 @@ impl Link {
                 text,
             });
         }
-        self.acks.push_back(PendingAck {
+        self.acks.pending.push_back(PendingAck {
             packet_id,
             exactly_once,
             answer: None,
             barrier: Barrier::NONE,
         });
-        Ok(self.acks_from + self.acks.len() as u64 - 1)
+        Ok(self.acks.from + self.acks.pending.len() as u64 - 1)
     }
 
     /// Whether the client has as many unacknowledged messages as the Receive Maximum allows. A
@@ -142,7 +107,7 @@ impl Link {
             ProtocolVersion::V311 => 0,
             ProtocolVersion::V5 => self.unreleased,
         };
-        self.acks.len() + unreleased >= self.receive_max
+        self.acks.pending.len() + unreleased >= self.receive_max
     }
 
     /// Sets the answer of a pending acknowledgement, unless it has one.
@@ -176,8 +141,8 @@ impl Link {
     }
 
     fn pending_ack(&mut self, sequence: u64) -> Option<&mut PendingAck> {
-        let index = usize::try_from(sequence.checked_sub(self.acks_from)?).ok()?;
-        self.acks.get_mut(index)
+        let index = usize::try_from(sequence.checked_sub(self.acks.from)?).ok()?;
+        self.acks.pending.get_mut(index)
     }
 
     /// Sends the answered acknowledgements at the front, stopping at the first that must still
@@ -190,7 +155,7 @@ impl Link {
         log: &mut SessionLog<'_>,
     ) -> bool {
         let mut wake = false;
-        while let Some(ack) = self.acks.front() {
+        while let Some(ack) = self.acks.pending.front() {
             let Some(answer) = ack
                 .answer
                 .as_ref()
@@ -218,11 +183,11 @@ impl Link {
             if ack.exactly_once && received.pubrec_sent(packet_id) {
                 self.unreleased += 1;
             }
-            self.acks.pop_front();
-            self.acks_from += 1;
+            self.acks.pending.pop_front();
+            self.acks.from += 1;
         }
-        if self.acks.is_empty() {
-            self.acks.shrink_to(SPARE_ENTRIES_MAX);
+        if self.acks.pending.is_empty() {
+            self.acks.pending.shrink_to(SPARE_ENTRIES_MAX);
         }
         wake
     }

@@ -23,19 +23,3 @@ impl LogThrottle {
         Some(std::mem::take(&mut self.suppressed))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn suppressed_lines_are_counted() {
-        let pause = Duration::from_secs(5);
-        let mut throttle = LogThrottle::default();
-        let start = Instant::now();
-        assert_eq!(throttle.allow(start, pause), Some(0));
-        assert_eq!(throttle.allow(start, pause), None);
-        assert_eq!(throttle.allow(start, pause), None);
-        assert_eq!(throttle.allow(start + pause, pause), Some(2));
-    }
-}

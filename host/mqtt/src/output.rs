@@ -145,18 +145,6 @@ impl State {
             total.bytes.fetch_sub(before - now, Ordering::Relaxed);
         }
     }
-
-    fn add(&mut self, barrier: Barrier, encode: impl FnOnce(&mut BytesMut)) -> Added {
-        // A packet behind the mark of a later batch waits long enough already.
-        let last = self.marks.back().map(|(_, batch)| *batch);
-        let marked = barrier.holds(self.released.max(last.unwrap_or_default()));
-        if marked {
-            self.marks.push_back((self.end(), barrier.batch()));
-        }
-        encode(&mut self.buffer);
-        let wake = self.marks.is_empty() && mem::take(&mut self.writer_sleeps);
-        Added { wake, marked }
-    }
 }
 
 /// The next step of the writer.
@@ -248,9 +236,16 @@ impl Output {
         barrier: Barrier,
         encode: impl FnOnce(&mut BytesMut),
     ) -> Added {
-        let added = state.add(barrier, encode);
+        // A packet behind the mark of a later batch waits long enough already.
+        let last = state.marks.back().map(|(_, batch)| *batch);
+        let marked = barrier.holds(state.released.max(last.unwrap_or_default()));
+        if marked {
+            state.marks.push_back((state.end(), barrier.batch()));
+        }
+        encode(&mut state.buffer);
         state.count(&self.total);
-        added
+        let wake = state.marks.is_empty() && mem::take(&mut state.writer_sleeps);
+        Added { wake, marked }
     }
 
     /// Whether this connection blocks other connections: the total is used up, and this output
@@ -298,12 +293,10 @@ impl Output {
         self.close(|_| {});
     }
 
-    /// Notes that a write failed.
     pub(crate) fn mark_failed(&self) {
         self.failed.store(true, Ordering::Release);
     }
 
-    /// Whether a write failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
@@ -493,7 +486,6 @@ impl Output {
         }
     }
 
-    /// Whether [`end`](Self::end) was called.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn has_ended(&self) -> bool {
         self.lock().ended

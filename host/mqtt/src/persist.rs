@@ -14,7 +14,6 @@
 //! durable state.
 
 use std::{
-    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -91,14 +90,6 @@ pub(crate) struct ChangeLog {
     appended: BatchNumber,
     /// Outputs that were marked since the last append.
     marked: Vec<(Arc<Output>, Barrier)>,
-}
-
-impl fmt::Debug for ChangeLog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChangeLog")
-            .field("batch", &self.batch)
-            .finish_non_exhaustive()
-    }
 }
 
 impl ChangeLog {
@@ -208,7 +199,6 @@ impl ChangeLog {
         added.wake
     }
 
-    /// The log of one session.
     pub(crate) fn session_log(&mut self, session: SessionId, is_durable: bool) -> SessionLog<'_> {
         SessionLog {
             session,
@@ -245,7 +235,6 @@ impl ChangeLog {
 }
 
 /// Writes the changes of one session to the change log, if the session is durable.
-#[derive(Debug)]
 pub(crate) struct SessionLog<'a> {
     session: SessionId,
     is_on: bool,
@@ -266,7 +255,7 @@ impl SessionLog<'_> {
 
     pub(crate) fn detached(&mut self, at: Instant) {
         let at_ms = self.change_log.clock.wall_ms(at);
-        self.write(Part::Detach { at_ms });
+        self.write(Part::Detach(at_ms));
     }
 
     pub(crate) fn message(&mut self, number: u64, queued: &Queued) {

@@ -314,30 +314,19 @@ mod tests {
 
     #[test]
     fn invalid_values_are_errors() {
+        use PropertyError::{Nul, TooLong, Topic};
         let long = "x".repeat(65_536);
-        let error = |builder: PropertiesBuilder| builder.finish().unwrap_err();
-        assert_eq!(
-            error(PropertiesBuilder::new().user("k", &long)),
-            PropertyError::TooLong
-        );
-        assert_eq!(
-            error(PropertiesBuilder::new().correlation_data(long.as_bytes())),
-            PropertyError::TooLong
-        );
-        assert_eq!(
-            error(PropertiesBuilder::new().user_shown("k", &long)),
-            PropertyError::TooLong
-        );
-        for builder in [
-            PropertiesBuilder::new().user("a\0b", ""),
-            PropertiesBuilder::new().user_shown("a", '\0'),
+        let new = PropertiesBuilder::new;
+        for (what, builder, error) in [
+            ("user", new().user("k", &long), TooLong),
+            ("data", new().correlation_data(long.as_bytes()), TooLong),
+            ("shown", new().user_shown("k", &long), TooLong),
+            ("user", new().user("a\0b", ""), Nul),
+            ("shown", new().user_shown("a", '\0'), Nul),
+            ("topic", new().response_topic("a/#"), Topic),
         ] {
-            assert_eq!(error(builder), PropertyError::Nul);
+            assert_eq!(builder.finish(), Err(error), "{what}");
         }
-        assert_eq!(
-            error(PropertiesBuilder::new().response_topic("a/#")),
-            PropertyError::Topic
-        );
         assert!(
             Properties::parse(&b"\x0b\x01"[..]).is_err(),
             "a client must not send a subscription identifier"

@@ -180,7 +180,7 @@ impl Recovery {
                     };
                     self.retained.insert(topic, retained);
                 }
-                Change::RetainedRemoved { topic } => _ = self.retained.remove(topic),
+                Change::RetainedRemoved(topic) => _ = self.retained.remove(topic),
             }
         }
         Ok(ended)
@@ -315,10 +315,10 @@ impl SavedSession {
                 self.will = saved_will(will)?;
                 self.detached_ms = None;
             }
-            Part::Owner { user } => self.owner = Some(user.into()),
+            Part::Owner(user) => self.owner = Some(user.into()),
             Part::Expiry(expiry_s) => self.expiry_s = expiry_s,
             Part::NoWill => self.will = None,
-            Part::Detach { at_ms } => self.detached_ms = Some(at_ms),
+            Part::Detach(at_ms) => self.detached_ms = Some(at_ms),
             Part::Subscribe {
                 filter,
                 subscription,
@@ -331,7 +331,7 @@ impl SavedSession {
                 self.subscriptions
                     .insert(Bytes::copy_from_slice(filter), saved);
             }
-            Part::Unsubscribe { filter } => _ = self.subscriptions.remove(filter),
+            Part::Unsubscribe(filter) => _ = self.subscriptions.remove(filter),
             Part::Sent { number, packet_id } => {
                 if let Some(message) = self.messages.get_mut(&number) {
                     message.packet_id = Some(packet_id);
@@ -346,12 +346,12 @@ impl SavedSession {
                     .insert(number, SavedMessage::released(packet_id));
                 self.lost.remove(&number);
             }
-            Part::Removed { number } => {
+            Part::Removed(number) => {
                 removed = self.messages.remove(&number);
                 self.lost.remove(&number);
             }
             Part::Received { packet_id, reason } => _ = self.received.insert(packet_id, reason),
-            Part::Completed { packet_id } => _ = self.received.remove(&packet_id),
+            Part::Completed(packet_id) => _ = self.received.remove(&packet_id),
             // [`Recovery::apply`] handles these, since they change the table of sessions.
             Part::Begin { .. } | Part::End | Part::Message { .. } => {}
         }

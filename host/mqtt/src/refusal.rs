@@ -90,7 +90,6 @@ pub struct RefusalCount {
     pub count: u64,
 }
 
-/// Counts and reports refusals.
 pub(crate) struct Refusals {
     access: Arc<dyn Access>,
     /// Keys are few: a reason code is one byte.

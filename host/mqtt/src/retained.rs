@@ -67,12 +67,10 @@ fn cost_bytes(message: &Message, from: Option<&Publisher>) -> usize {
     message.cost_bytes() + from.map_or(0, |from| from.client.len())
 }
 
-/// The result of one search step.
 pub(crate) struct SearchStep<'a> {
     /// The last topic that was examined, with its entry if it matches. `None` if no topics are
     /// left.
     pub(crate) at: Option<(&'a Bytes, Option<&'a Entry>)>,
-    /// How many topics were examined.
     pub(crate) examined: usize,
 }
 
@@ -125,10 +123,9 @@ impl Retained {
         true
     }
 
-    /// Removes the message of a topic.
     pub(crate) fn discard(&mut self, topic: &[u8], change_log: &mut ChangeLog) {
         if self.remove(topic) {
-            change_log.write(&Change::RetainedRemoved { topic });
+            change_log.write(&Change::RetainedRemoved(topic));
         }
     }
 
@@ -213,7 +210,6 @@ impl Retained {
         SearchStep { at: None, examined }
     }
 
-    /// The number of the newest message.
     pub(crate) fn newest(&self) -> u64 {
         self.newest
     }
@@ -271,7 +267,7 @@ impl Retained {
             if !keep {
                 *bytes -= entry.cost_bytes();
                 entry.uncharge();
-                change_log.write(&Change::RetainedRemoved { topic });
+                change_log.write(&Change::RetainedRemoved(topic));
             }
             keep
         });
@@ -349,10 +345,6 @@ mod tests {
 
     fn message(topic: &'static str, payload: &'static str) -> Message {
         Message::new(topic, payload, QoS::AtMostOnce)
-    }
-
-    fn set(retained: &mut Retained, message: &Message, limits: &Limits, now: Instant) -> bool {
-        retained.set(message, None, limits, now, &mut unlogged(), &mut 0)
     }
 
     /// All topics that match, with `examined_max` per step, and how many topics were examined.
@@ -448,26 +440,27 @@ mod tests {
         };
         let mut soon = message("a", "1");
         soon.expires = Some(now + Duration::from_secs(1));
-        assert!(set(&mut retained, &soon, &limits, now));
-        assert!(set(&mut retained, &message("b", "2"), &limits, now));
+        let mut fits = |message: &Message, now| {
+            let log = &mut unlogged();
+            retained.set(message, None, &limits, now, log, &mut 0)
+        };
+        assert!(fits(&soon, now));
+        assert!(fits(&message("b", "2"), now));
         assert!(
-            !set(&mut retained, &message("c", "3"), &limits, now),
+            !fits(&message("c", "3"), now),
             "a third message has no room"
         );
-        assert!(
-            set(&mut retained, &message("b", "22"), &limits, now),
-            "a replacement has room"
-        );
+        assert!(fits(&message("b", "22"), now), "a replacement has room");
         let later = now + Duration::from_secs(2);
         assert!(
-            set(&mut retained, &message("c", "3"), &limits, later),
+            fits(&message("c", "3"), later),
             "an expired message makes room"
         );
-        assert!(set(&mut retained, &message("b", ""), &limits, later));
-        assert!(set(&mut retained, &message("c", ""), &limits, later));
-        assert_eq!((retained.count(), retained.bytes()), (0, 0));
+        assert!(fits(&message("b", ""), later));
+        assert!(fits(&message("c", ""), later));
         let large = Message::new("d", vec![0; 1000], QoS::AtMostOnce);
-        assert!(!set(&mut retained, &large, &limits, later));
+        assert!(!fits(&large, later));
+        assert_eq!((retained.count(), retained.bytes()), (0, 0));
     }
 
     #[test]

@@ -154,17 +154,19 @@ impl Router {
         is_connected: bool,
     ) {
         let new = if !topic::is_shared(filter) {
-            let known = self.known(filter);
-            let list = known.map(|entries| &mut entries.sessions);
-            let own = list.and_then(|list| list.iter_mut().find(|(key, _)| *key == session));
+            let list = &mut self.subscribers(filter).sessions;
+            let own = list.iter_mut().find(|(key, _)| *key == session);
             match own {
                 Some((_, options)) => {
                     *options = subscription;
+                    if topic::has_wildcard(filter) {
+                        // The first subscription acquired the levels.
+                        self.levels.release(filter);
+                    }
                     false
                 }
                 None => {
-                    let entries = self.subscribers(filter);
-                    entries.sessions.push((session, subscription));
+                    list.push((session, subscription));
                     true
                 }
             }
@@ -180,7 +182,7 @@ impl Router {
         self.count += usize::from(new);
     }
 
-    /// The subscribers of a filter, created if there are none.
+    /// The subscribers of a filter, created if there are none. Acquires the levels of the filter.
     fn subscribers(&mut self, topics: &Bytes) -> &mut Subscribers {
         if topic::has_wildcard(topics) {
             let (path, hash) = self.levels.acquire(topics);
@@ -188,15 +190,6 @@ impl Router {
         } else {
             self.exact.entry(topics.clone()).or_default()
         }
-    }
-
-    /// The subscribers of a filter, if there are any.
-    fn known(&mut self, topics: &[u8]) -> Option<&mut Subscribers> {
-        if !topic::has_wildcard(topics) {
-            return self.exact.get_mut(topics);
-        }
-        let (path, hash) = self.levels.find(topics)?;
-        Some(self.wild.get_mut(&path)?.subscribers(hash))
     }
 
     /// Removes the subscription of a session to a filter.
@@ -333,15 +326,6 @@ impl Node {
         if let Some(first) = behind.run.first() {
             self.children.insert(*first, behind);
         }
-    }
-
-    fn get_mut(&mut self, path: &[Level]) -> Option<&mut Self> {
-        let Some(first) = path.first() else {
-            return Some(self);
-        };
-        let child = self.children.get_mut(first)?;
-        let rest = path.strip_prefix(&*child.run)?;
-        child.get_mut(rest)
     }
 
     /// Removes a subscriber, and the nodes that this leaves empty.
@@ -520,5 +504,8 @@ mod tests {
         router.matches(b"a/b", &mut found);
         assert_eq!(found.sessions, [(1, second)]);
         assert_eq!(router.count(), 1);
+        router.unsubscribe(&filter, 1);
+        assert_eq!(router.count(), 0);
+        assert!(router.wild.is_empty() && router.levels.is_empty());
     }
 }

@@ -107,16 +107,6 @@ pub(crate) struct Sending<'a> {
     pub(crate) log: SessionLog<'a>,
 }
 
-/// A recovered session.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct RestoredSession {
-    pub(crate) owner: Option<Box<str>>,
-    pub(crate) expiry_s: u32,
-    pub(crate) will: Option<Will>,
-    /// When the connection was lost.
-    pub(crate) detached: Instant,
-}
-
 impl Session {
     pub(crate) fn new(client: Arc<str>, number: SessionId, account: &Arc<Account>) -> Self {
         let mut place = Holding::new(account, Kind::Sessions);
@@ -240,7 +230,7 @@ impl Session {
     pub(crate) fn claim(&mut self, user: Option<&str>, change_log: &mut ChangeLog) {
         if let (None, Some(user)) = (&self.owner, user) {
             self.owner = Some(user.into());
-            self.log(change_log).write(Part::Owner { user });
+            self.log(change_log).write(Part::Owner(user));
         }
     }
 
@@ -254,7 +244,7 @@ impl Session {
         if let Some(user) = &self.owner {
             self.user_recorded = true;
             let mut log = change_log.session_log(self.number, true);
-            log.write(Part::Owner { user });
+            log.write(Part::Owner(user));
         }
     }
 
@@ -312,15 +302,23 @@ impl Session {
         dropped
     }
 
-    /// Restores a recovered session, which is disconnected. Its will is not due before `will_from`.
-    pub(crate) fn restore(&mut self, restored: RestoredSession, will_from: Instant) {
+    /// Restores a recovered session, which is disconnected since `detached`. Its will is not due
+    /// before `will_from`.
+    pub(crate) fn restore(
+        &mut self,
+        owner: Option<Box<str>>,
+        expiry_s: u32,
+        will: Option<Will>,
+        detached: Instant,
+        will_from: Instant,
+    ) {
         self.durable = true;
-        self.owner = restored.owner;
-        self.expiry_s = restored.expiry_s;
-        self.will = restored.will;
+        self.owner = owner;
+        self.expiry_s = expiry_s;
+        self.will = will;
         self.will_recorded = true;
         self.count_state();
-        self.set_detached(restored.detached);
+        self.set_detached(detached);
         self.will_due = self.will_due.map(|due| due.max(will_from));
     }
 

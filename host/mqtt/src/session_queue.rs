@@ -188,11 +188,7 @@ impl SessionQueue {
     /// Restores a recovered message. Messages must be restored in the order of their numbers. If a
     /// corrupt log uses a packet id twice, the later message is queued as if it was never sent.
     pub(crate) fn restore(&mut self, restored: Restored) {
-        let Restored {
-            number,
-            packet_id,
-            queued,
-        } = restored;
+        let (number, packet_id, queued) = (restored.number, restored.packet_id, restored.queued);
         self.last_number = self.last_number.max(number);
         let bytes = match (&queued, packet_id) {
             (Some(queued), _) => queued.cost_bytes(),
@@ -200,46 +196,36 @@ impl SessionQueue {
             (None, None) => 0,
         };
         self.bytes.add(bytes);
-        let free = packet_id.filter(|id| !self.in_flight.contains_key(id));
-        match (free, queued) {
-            (Some(packet_id), queued) => {
-                self.in_flight.insert(
-                    packet_id,
-                    InFlight {
-                        number,
-                        recorded: true,
-                        connection: ConnectionId::NONE,
-                        queued,
-                    },
-                );
-            }
-            (None, Some(queued)) => self.push_back(Entry {
+        if let Some(packet_id) = packet_id.filter(|id| !self.in_flight.contains_key(id)) {
+            let sent = InFlight {
+                number,
+                recorded: true,
+                connection: ConnectionId::NONE,
+                queued,
+            };
+            self.in_flight.insert(packet_id, sent);
+        } else if let Some(queued) = queued {
+            self.push_back(Entry {
                 number,
                 recorded: true,
                 queued,
-            }),
-            (None, None) => {}
+            });
         }
     }
 
     /// Recorded messages from this number on, in order.
     pub(crate) fn recorded_from(&self, number: u64) -> impl Iterator<Item = Recorded<'_>> {
-        let mut sent: Vec<(u64, u16)> = self
-            .in_flight
-            .iter()
+        let in_flight = self.in_flight.iter();
+        let mut sent: Vec<(&u16, &InFlight)> = in_flight
             .filter(|(_, entry)| entry.recorded && entry.number >= number)
-            .map(|(id, entry)| (entry.number, *id))
             .collect();
-        sent.sort_unstable();
+        sent.sort_unstable_by_key(|(_, entry)| entry.number);
         let from = self.queue.partition_point(|entry| entry.number < number);
         // Messages in flight were queued before all messages that are still in the queue.
-        let sent = sent.into_iter().map(|(number, packet_id)| Recorded {
-            number,
-            packet_id: Some(packet_id),
-            queued: self
-                .in_flight
-                .get(&packet_id)
-                .and_then(|entry| entry.queued.as_ref()),
+        let sent = sent.into_iter().map(|(packet_id, entry)| Recorded {
+            number: entry.number,
+            packet_id: Some(*packet_id),
+            queued: entry.queued.as_ref(),
         });
         let queued = self.queue.range(from..).filter(|entry| entry.recorded);
         sent.chain(queued.map(|entry| Recorded {
@@ -371,23 +357,17 @@ impl SessionQueue {
             if entry.queued.message.qos == QoS::ExactlyOnce {
                 entry.record(log);
             }
-            let Entry {
-                number,
-                recorded,
-                queued,
-            } = entry;
-            if recorded {
+            let number = entry.number;
+            if entry.recorded {
                 log.write(Part::Sent { number, packet_id });
             }
-            self.in_flight.insert(
-                packet_id,
-                InFlight {
-                    number,
-                    recorded,
-                    connection,
-                    queued: Some(queued),
-                },
-            );
+            let sent = InFlight {
+                number,
+                recorded: entry.recorded,
+                connection,
+                queued: Some(entry.queued),
+            };
+            self.in_flight.insert(packet_id, sent);
             self.trim();
         }
     }
@@ -467,11 +447,8 @@ impl SessionQueue {
 
     /// The packet ids in flight, in the order of their messages.
     pub(crate) fn in_order(&self) -> VecDeque<u16> {
-        let mut ids: Vec<(u64, u16)> = self
-            .in_flight
-            .iter()
-            .map(|(id, entry)| (entry.number, *id))
-            .collect();
+        let in_flight = self.in_flight.iter();
+        let mut ids: Vec<(u64, u16)> = in_flight.map(|(id, sent)| (sent.number, *id)).collect();
         ids.sort_unstable();
         ids.into_iter().map(|(_, id)| id).collect()
     }
@@ -566,9 +543,8 @@ impl SessionQueue {
 
     /// Whether the front of the queue may have to wait for acknowledgements of earlier messages.
     pub(crate) fn front_needs_window(&self) -> bool {
-        self.queue
-            .front()
-            .is_some_and(|entry| entry.queued.message.qos != QoS::AtMostOnce)
+        let front = self.front();
+        front.is_some_and(|queued| queued.message.qos != QoS::AtMostOnce)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -587,6 +563,6 @@ fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
 
 fn record_removal(number: u64, recorded: bool, log: &mut SessionLog<'_>) {
     if recorded {
-        log.write(Part::Removed { number });
+        log.write(Part::Removed(number));
     }
 }

@@ -23,7 +23,7 @@ impl SessionUsers {
     pub fn apply(&mut self, changes: &[u8]) -> Result<(), CorruptChanges> {
         for change in Decoder::new(changes)? {
             match change? {
-                Change::Session(session, Part::Owner { user }) => {
+                Change::Session(session, Part::Owner(user)) => {
                     let name = self.names.get(user).cloned().unwrap_or_else(|| user.into());
                     self.names.insert(name.clone());
                     self.users.insert(session, name);

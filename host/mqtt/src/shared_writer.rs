@@ -16,22 +16,12 @@ use crate::output::Direct;
 
 /// The writer task's handle.
 #[derive(Debug)]
-pub struct SharedWriter(Arc<Half>);
-
-#[derive(Debug)]
-struct Half(Mutex<OwnedWriteHalf>);
-
-impl Half {
-    fn lock(&self) -> MutexGuard<'_, OwnedWriteHalf> {
-        // The kernel owns the state; no code under this lock can leave it half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+pub struct SharedWriter(Arc<Mutex<OwnedWriteHalf>>);
 
 impl SharedWriter {
     /// Shares the write half of a socket.
     pub fn new(half: OwnedWriteHalf) -> Self {
-        Self(Arc::new(Half(Mutex::new(half))))
+        Self(Arc::new(Mutex::new(half)))
     }
 
     /// The handle for direct writes.
@@ -40,14 +30,19 @@ impl SharedWriter {
     }
 }
 
-impl Direct for Half {
+fn lock(half: &Mutex<OwnedWriteHalf>) -> MutexGuard<'_, OwnedWriteHalf> {
+    // The kernel owns the state; no code under this lock can leave it half changed.
+    half.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Direct for Mutex<OwnedWriteHalf> {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.lock().try_write(bytes)
+        lock(self).try_write(bytes)
     }
 
     #[cfg(target_os = "linux")]
     fn acknowledge(&self) {
-        let half = self.lock();
+        let half = lock(self);
         let socket = socket2::SockRef::from(half.as_ref());
         // If this fails, the acknowledgement is late, as it would be without the call.
         _ = socket.set_tcp_quickack(true);
@@ -60,14 +55,14 @@ impl AsyncWrite for SharedWriter {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0.lock()).poll_write(cx, bytes)
+        Pin::new(&mut *lock(&self.0)).poll_write(cx, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.lock()).poll_flush(cx)
+        Pin::new(&mut *lock(&self.0)).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.lock()).poll_shutdown(cx)
+        Pin::new(&mut *lock(&self.0)).poll_shutdown(cx)
     }
 }

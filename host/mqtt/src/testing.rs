@@ -4,6 +4,7 @@
 mod packets;
 
 use std::{
+    borrow::Cow,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -20,7 +21,7 @@ use crate::{
     ReasonCode, Recovery, Request, Service,
     clock::Clock,
     codec,
-    core::{Accepted, ConnectRefusal},
+    core::{Accepted, ConnectRefusal, Source},
     dispatch::{Dispatch, Turn},
     output::Output,
     router::SessionKey,
@@ -46,6 +47,13 @@ pub(crate) fn broker(limits: Limits) -> Broker {
 /// Such a broker, and the time at which its test begins.
 pub(crate) fn start(limits: Limits) -> (Broker, Instant) {
     (broker(limits), Instant::now())
+}
+
+/// The default limits, except for this change.
+pub(crate) fn limited(change: impl FnOnce(&mut Limits)) -> Limits {
+    let mut limits = Limits::default();
+    change(&mut limits);
+    limits
 }
 
 /// A log in memory.
@@ -160,6 +168,13 @@ pub(crate) fn restored(
     Broker::restore_at(options, service, log.recovery(), Clock::at(now, wall_ms))
 }
 
+/// A broker with a log that releases every record at once.
+pub(crate) fn logged(limits: Limits) -> (Arc<TestLog>, Broker, Instant) {
+    let (log, now) = (TestLog::new(true), Instant::now());
+    let broker = restored(&log, limits, Arc::new(NoService), now, now);
+    (log, broker, now)
+}
+
 /// Takes `req/…`, refuses `no/…`, and records all calls.
 #[derive(Default)]
 pub(crate) struct RecordingService {
@@ -191,6 +206,7 @@ impl Service for RecordingService {
 }
 
 /// How a client connects.
+#[derive(Debug, Clone)]
 pub(crate) struct Hello {
     pub(crate) connect: wire::Connect,
     pub(crate) will: Option<wire::LastWill>,
@@ -423,6 +439,12 @@ impl Peer {
         self.inbox = bytes;
     }
 
+    /// Checks that a DISCONNECT with this reason came last.
+    #[track_caller]
+    pub(crate) fn assert_disconnected(&mut self, reason: wire::DisconnectReasonCode) {
+        assert_eq!(disconnected(&self.receive()), Some(reason));
+    }
+
     /// The PUBACK that came last.
     pub(crate) fn last_puback(&mut self) -> wire::PubAck {
         match self.receive().pop() {
@@ -441,6 +463,26 @@ impl Peer {
                 _ => None,
             });
         publishes.collect()
+    }
+
+    /// Receives messages, and completes their exchanges, until no further one comes.
+    pub(crate) fn read_all(&mut self, now: Instant) -> Vec<wire::Publish> {
+        let mut all = Vec::new();
+        loop {
+            let messages = self.messages();
+            if messages.is_empty() {
+                return all;
+            }
+            for message in messages {
+                let answers = match message.qos {
+                    Q::AtMostOnce => vec![],
+                    Q::AtLeastOnce => vec![puback(message.pkid)],
+                    Q::ExactlyOnce => vec![pubrec(message.pkid), pubcomp(message.pkid)],
+                };
+                self.send(&answers, now);
+                all.push(message);
+            }
+        }
     }
 
     pub(crate) fn payloads(&mut self) -> Vec<String> {
@@ -497,6 +539,13 @@ impl Peer {
         );
         self.lose(now);
     }
+}
+
+/// Publishes a message of the embedder at this time.
+pub(crate) fn publish_at(broker: &Broker, message: Message, now: Instant) {
+    let mut core = broker.lock();
+    core.publish(Cow::Owned(message), Source::default(), now)
+        .unwrap();
 }
 
 /// Sends a message of the embedder to one connection.

@@ -9,7 +9,7 @@
 //! and must hold no bytes.
 
 use std::{
-    fmt, mem,
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -35,12 +35,6 @@ struct State {
 /// An open batch. It ends when it is dropped, which includes the cancellation of its connection's
 /// task.
 pub(crate) struct WriteBatch<'a>(&'a WriteBatching);
-
-impl fmt::Debug for WriteBatch<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteBatch").finish_non_exhaustive()
-    }
-}
 
 impl WriteBatching {
     fn lock(&self) -> MutexGuard<'_, State> {

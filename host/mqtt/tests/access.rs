@@ -16,9 +16,9 @@ use statehouse_mqtt::{
     Access, Admission, Attempt, Broker, Deciding, Identity, Limits, Message, NoService, Options,
     Origin, QoS, ReasonCode, Refusal, RefusalCount, Refused, Verdict,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use wire::{
-    ConnectReturnCode, DisconnectReasonCode, LastWill, Login, Packet, PubAckReason,
+    ConnectReturnCode, DisconnectReasonCode as Reason, LastWill, Login, Packet, PubAckReason,
     SubscribeReasonCode,
 };
 
@@ -130,9 +130,7 @@ fn auth(reason: u8, method: &str, data: &str) -> Vec<u8> {
 const CONTINUE: u8 = 0x18;
 const REAUTHENTICATE: u8 = 0x19;
 
-type Streamed = Client<tokio::io::DuplexStream>;
-
-async fn connected(broker: &Broker, hello: Packet) -> Streamed {
+async fn connected(broker: &Broker, hello: Packet) -> Client<DuplexStream> {
     let mut client = Client::duplex(broker, 1 << 16);
     client.send(&[hello]).await;
     assert_eq!(client.connack().await.code, ConnectReturnCode::Success);
@@ -236,10 +234,8 @@ async fn forbidden_topics_and_filters_are_refused_singly() {
     let mut client = connected(&broker, hello("a", "right", None)).await;
     rules.forbid("publish t/no");
     rules.forbid("subscribe t/+");
-    let filters = ["t/+", "t/yes", "t/no"].map(|it| wire::Filter::new(it, Q::AtMostOnce));
-    let mut subscribe = wire::Subscribe::new_many(filters, None);
-    subscribe.pkid = 1;
-    client.send(&[Packet::Subscribe(subscribe)]).await;
+    let subscribe = subscribe_to(&["t/+", "t/yes", "t/no"], Q::AtMostOnce);
+    client.send(&[subscribe]).await;
     let Some(Packet::SubAck(ack)) = client.next().await else {
         panic!("no SUBACK")
     };
@@ -300,10 +296,7 @@ async fn session_resumes_for_its_user_and_restarts_for_another() {
     // Anna does not get Bert's session either, and Bert's connection ends.
     let (_anna, present) = connect_as("anna").await;
     assert!(!present);
-    assert_eq!(
-        bert.disconnected().await,
-        Some(DisconnectReasonCode::SessionTakenOver)
-    );
+    assert_eq!(bert.disconnected().await, Some(Reason::SessionTakenOver));
     assert_eq!(broker.stats().subscriptions, 0);
     assert_eq!(broker.stats().sessions, 1);
 }
@@ -323,10 +316,7 @@ async fn revoked_rights_end_connections_and_subscriptions() {
         rules.forbid(forbidden);
     }
     broker.recheck();
-    assert_eq!(
-        leaver.disconnected().await,
-        Some(DisconnectReasonCode::NotAuthorized)
-    );
+    assert_eq!(leaver.disconnected().await, Some(Reason::NotAuthorized));
     // The watcher gets neither a message of the suspended subscription nor the forbidden will.
     watcher
         .send(&[publish("secret/1", Q::AtLeastOnce, 2, "x")])
@@ -355,9 +345,7 @@ async fn client_that_stays_loses_a_forbidden_will() {
     drop(forbidden);
     until(|| broker.stats().connections <= 2).await;
     drop(allowed);
-    let Some(Packet::Publish(will)) = watcher.next().await else {
-        panic!("no will")
-    };
+    let will = watcher.message().await;
     assert_eq!(will.topic, "wills/b");
 }
 
@@ -381,18 +369,15 @@ async fn connection_ends_at_expiry_unless_credentials_are_renewed() {
 
     let mut lazy = connected(&broker, token("b", "anna 300")).await;
     let began = Instant::now();
-    assert_eq!(
-        lazy.disconnected().await,
-        Some(DisconnectReasonCode::NotAuthorized)
-    );
+    assert_eq!(lazy.disconnected().await, Some(Reason::NotAuthorized));
     assert!(began.elapsed() >= Duration::from_millis(200));
 }
 
 #[tokio::test]
 async fn invalid_reauthentication_ends_the_connection() {
     let (broker, _) = Rules::broker(Limits::default());
-    let wrong = DisconnectReasonCode::NotAuthorized;
-    let protocol = DisconnectReasonCode::ProtocolError;
+    let wrong = Reason::NotAuthorized;
+    let protocol = Reason::ProtocolError;
     for (reason, method, data, expected) in [
         (REAUTHENTICATE, "K8S-SAT", "nonsense", wrong),
         // A valid token of another user.

@@ -20,9 +20,9 @@ use statehouse_mqtt::{
 };
 use statehouse_protocol::LogPosition;
 use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
-use wire::{DisconnectReasonCode, Packet};
+use wire::{DisconnectReasonCode as Reason, Packet};
 
-/// A log in memory that releases at once, or when the test says so.
+/// A log in memory that releases at once, or when the test says so. Prints the changes on stdout.
 #[derive(Default)]
 struct TestLog {
     records: Mutex<Vec<Vec<u8>>>,
@@ -31,6 +31,7 @@ struct TestLog {
 
 impl Persistence for TestLog {
     fn append(&self, changes: &[u8]) -> LogPosition {
+        println!("appended {}", changes.escape_ascii());
         let mut records = self.records.lock().unwrap();
         records.push(changes.to_vec());
         LogPosition(records.len() as u64)
@@ -180,9 +181,7 @@ fn session_and_requests_continue_after_a_crash() {
     let before = log.len();
     clients.block_on(async {
         let mut client = Client::tcp(address).await.hello("a", 1000).await;
-        client
-            .send(&[request("req/x", Q::AtLeastOnce, 3, "answers")])
-            .await;
+        client.send(&[request("req/x", Q::AtLeastOnce, 3)]).await;
         assert!(matches!(client.next().await, Some(Packet::Publish(_))));
         assert!(matches!(client.next().await, Some(Packet::PubAck(_))));
         // Checked while the client is connected, since its disconnection records the unacknowledged
@@ -195,9 +194,7 @@ fn session_and_requests_continue_after_a_crash() {
         let mut client = Client::tcp(address).await;
         client.send(&[connect("a", false, 1000, 60)]).await;
         assert!(client.connack().await.session_present);
-        client
-            .send(&[request("req/x", Q::AtLeastOnce, 4, "answers")])
-            .await;
+        client.send(&[request("req/x", Q::AtLeastOnce, 4)]).await;
         // The earlier answer may precede it, if the broker noticed the end of its connection.
         loop {
             match client.next().await {
@@ -208,7 +205,7 @@ fn session_and_requests_continue_after_a_crash() {
         }
     });
     let log = echo.log.lock().unwrap().clone();
-    let requests: Vec<_> = log.iter().filter(|(what, _)| what == "request").collect();
+    let requests: Vec<_> = log.iter().filter(|(what, _)| *what == "request").collect();
     let [(_, first), (_, second)] = &requests[..] else {
         panic!("{requests:?}")
     };
@@ -253,7 +250,7 @@ async fn connection_ends_after_the_record_of_its_disconnect() {
     broker.released(LogPosition(log.len()));
     client.connack().await;
     let before = log.len();
-    let mut disconnect = wire::Disconnect::new(DisconnectReasonCode::NormalDisconnection);
+    let mut disconnect = wire::Disconnect::new(Reason::NormalDisconnection);
     disconnect.properties = Some(wire::DisconnectProperties {
         session_expiry_interval: Some(0),
         reason_string: None,
@@ -312,7 +309,7 @@ async fn connections_end_in_time_if_the_log_never_releases() {
     let [Packet::Disconnect(disconnect)] = &rest[..] else {
         panic!("{rest:?}")
     };
-    assert_eq!(disconnect.reason_code, DisconnectReasonCode::ProtocolError);
+    assert_eq!(disconnect.reason_code, Reason::ProtocolError);
     drop(client);
     until(|| broker.stats().connections == 0).await;
     // A shutdown ends as well.
@@ -395,20 +392,6 @@ impl Access for Trap {
     }
 }
 
-/// Prints the changes on stdout.
-struct PrintingLog(TestLog);
-
-impl Persistence for PrintingLog {
-    fn append(&self, changes: &[u8]) -> LogPosition {
-        println!("appended {}", changes.escape_ascii());
-        self.0.append(changes)
-    }
-
-    fn released(&self) -> LogPosition {
-        self.0.released()
-    }
-}
-
 const IN_CHILD: &str = "STATEHOUSE_TEST_TRAPPED";
 
 #[test]
@@ -431,7 +414,7 @@ fn panic_under_the_lock_ends_the_process_without_an_append() {
 
 async fn panic_in_a_subscribe() {
     let options = Options {
-        persistence: Some(Arc::new(PrintingLog(TestLog::default()))),
+        persistence: Some(Arc::<TestLog>::default()),
         access: Arc::new(Trap),
         ..Options::default()
     };
@@ -439,10 +422,8 @@ async fn panic_in_a_subscribe() {
     let mut client = Client::duplex(&broker, 4096).hello("a", 1000).await;
     client.listen_to("whole", Q::AtLeastOnce).await;
     println!("subscribed");
-    let mut both = wire::Subscribe::new(wire::Filter::new("half", Q::AtLeastOnce), None);
-    both.pkid = 2;
-    both.filters.push(wire::Filter::new("trap", Q::AtLeastOnce));
-    client.send(&[Packet::Subscribe(both)]).await;
+    let both = subscribe_to(&["half", "trap"], Q::AtLeastOnce);
+    client.send(&[both]).await;
     // Either the connection ends here, or the whole process.
     _ = client.rest().await;
 }

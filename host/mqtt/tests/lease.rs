@@ -3,54 +3,24 @@
 
 mod common;
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use common::*;
 use statehouse_mqtt::{Broker, Lease, NoService, Options};
-use tokio::{sync::Notify, time::timeout};
+use tokio::{sync::watch, time::timeout};
 use wire::Packet;
 
 /// A lease that the test grants and ends.
-#[derive(Default)]
-struct TestLease {
-    is_valid: AtomicBool,
-    granted: Notify,
-}
-
-impl TestLease {
-    fn grant(&self) {
-        self.is_valid.store(true, Ordering::SeqCst);
-        self.granted.notify_waiters();
-    }
-
-    fn end(&self) {
-        self.is_valid.store(false, Ordering::SeqCst);
-    }
-}
+struct TestLease(watch::Sender<bool>);
 
 impl Lease for TestLease {
     fn is_valid(&self) -> bool {
-        self.is_valid.load(Ordering::SeqCst)
+        *self.0.borrow()
     }
 
     fn renewed(&self) -> Pin<Box<dyn Future<Output = bool> + Send + '_>> {
-        Box::pin(async {
-            loop {
-                let granted = self.granted.notified();
-                if self.is_valid() {
-                    return true;
-                }
-                granted.await;
-            }
-        })
+        let mut lease = self.0.subscribe();
+        Box::pin(async move { lease.wait_for(|is_valid| *is_valid).await.is_ok() })
     }
 }
 
@@ -59,7 +29,7 @@ const SILENCE: Duration = Duration::from_millis(200);
 
 #[tokio::test]
 async fn connects_and_packets_wait_for_the_lease() {
-    let lease = Arc::new(TestLease::default());
+    let lease = Arc::new(TestLease(watch::Sender::new(false)));
     let options = Options {
         lease: Some(lease.clone()),
         ..Options::default()
@@ -68,16 +38,16 @@ async fn connects_and_packets_wait_for_the_lease() {
     let mut client = Client::tcp(listen(&broker).await).await;
     client.send(&[connect("a", true, 0, 0)]).await;
     assert!(timeout(SILENCE, client.next()).await.is_err());
-    lease.grant();
+    lease.0.send_replace(true);
     client.connack().await;
     client.listen_to("t", Q::AtMostOnce).await;
 
-    lease.end();
+    lease.0.send_replace(false);
     client
         .send(&[publish("t", Q::AtMostOnce, 0, "payload")])
         .await;
     assert!(timeout(SILENCE, client.next()).await.is_err());
     assert_eq!(broker.stats().connections, 1);
-    lease.grant();
+    lease.0.send_replace(true);
     assert!(matches!(client.next().await, Some(Packet::Publish(_))));
 }

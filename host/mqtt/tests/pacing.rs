@@ -5,12 +5,15 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use common::*;
 use statehouse_mqtt::{Broker, Limits, Message, QoS};
 use tokio::{io::DuplexStream, net::TcpStream};
-use wire::{DisconnectReasonCode, Packet};
+use wire::{DisconnectReasonCode as Reason, Packet};
 
 const ANSWER_BYTES: usize = 1 << 20;
 const QUEUE_BYTES: usize = 8 << 20;
@@ -25,7 +28,7 @@ fn limits() -> Limits {
 /// Requests with the packet identifiers from `from`.
 fn requests(from: u16, count: u16) -> Vec<Packet> {
     (from..from + count)
-        .map(|id| request("req/large", Q::AtLeastOnce, id, "answers"))
+        .map(|id| request("req/large", Q::AtLeastOnce, id))
         .collect()
 }
 
@@ -52,7 +55,7 @@ async fn with_will(broker: &Broker, window: u16) -> Client<DuplexStream> {
 
 /// Sends DISCONNECT and closes without reading. Returns when the broker has ended the connection.
 async fn leave(mut client: Client<DuplexStream>, broker: &Broker) {
-    let reason = DisconnectReasonCode::NormalDisconnection;
+    let reason = Reason::NormalDisconnection;
     let disconnect = Packet::Disconnect(wire::Disconnect::new(reason));
     client.send(&[disconnect]).await;
     drop(client);
@@ -204,10 +207,7 @@ async fn malformed_packet_behind_paused_requests_disconnects() {
     tokio::io::AsyncWriteExt::write_all(&mut client.stream, &[0x00, 0x00])
         .await
         .unwrap();
-    assert_eq!(
-        client.disconnected().await,
-        Some(DisconnectReasonCode::MalformedPacket)
-    );
+    assert_eq!(client.disconnected().await, Some(Reason::MalformedPacket));
 }
 
 #[tokio::test(start_paused = true)]
@@ -321,7 +321,7 @@ async fn acknowledgements_behind_large_publishes_are_reached() {
 async fn acknowledgements_behind_large_requests_are_reached() {
     let broker = Large::broker(limits(), ANSWER_BYTES);
     let mut client = Fifo::new(&broker).await;
-    let large = |id| match request("req/large", Q::AtLeastOnce, id, "answers") {
+    let large = |id| match request("req/large", Q::AtLeastOnce, id) {
         Packet::Publish(mut request) => {
             request.payload = vec![0; PAYLOAD_BYTES].into();
             Packet::Publish(request)
@@ -364,48 +364,27 @@ async fn pieces_of_a_large_packet_are_signs_of_life() {
         }
         match stays {
             true => assert!(matches!(client.next().await, Some(Packet::PubAck(_)))),
-            false => assert_eq!(
-                client.disconnected().await,
-                Some(DisconnectReasonCode::KeepAliveTimeout)
-            ),
+            false => assert_eq!(client.disconnected().await, Some(Reason::KeepAliveTimeout)),
         }
     }
 }
 
 /// Sends fifty sequential requests. Acknowledges each answer in a separate write, as paho does.
-fn sequential(address: std::net::SocketAddr, client: &str, nodelay: bool) -> Duration {
-    use std::io::{Read, Write};
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    stream.set_nodelay(nodelay).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut reader = stream.try_clone().unwrap();
-    let mut send = |packets: &[Packet]| stream.write_all(&bytes(packets)).unwrap();
-    send(&[
-        connect(client, true, 0, 60),
-        subscribe("answers", Q::AtLeastOnce),
-    ]);
-    let mut buffer = bytes::BytesMut::new();
-    let mut next = move |stream: &mut std::net::TcpStream| loop {
-        if let Ok(packet) = Packet::read(&mut buffer, None) {
-            return packet;
-        }
-        let mut chunk = [0; 4096];
-        let count = stream.read(&mut chunk).unwrap();
-        assert!(count > 0, "the broker has closed");
-        buffer.extend_from_slice(&chunk[..count]);
-    };
-    while !matches!(next(&mut reader), Packet::SubAck(_)) {}
-    let begun = std::time::Instant::now();
+async fn sequential(address: SocketAddr, client: &str, nodelay: bool) -> Duration {
+    let mut client = Client::tcp(address).await.hello(client, 0).await;
+    client.stream.set_nodelay(nodelay).unwrap();
+    client.listen_to("answers", Q::AtLeastOnce).await;
+    let begun = Instant::now();
     for id in 1..=50 {
-        send(&[request("req/x", Q::AtLeastOnce, id, "answers")]);
+        client.send(&[request("req/x", Q::AtLeastOnce, id)]).await;
         let mut missing = 2;
         while missing > 0 {
-            match next(&mut reader) {
-                Packet::Publish(answer) => {
-                    send(&[puback(answer.pkid)]);
+            match client.next().await {
+                Some(Packet::Publish(answer)) => {
+                    client.send(&[puback(answer.pkid)]).await;
                     missing -= 1;
                 }
-                Packet::PubAck(_) => missing -= 1,
+                Some(Packet::PubAck(_)) => missing -= 1,
                 other => panic!("{other:?}"),
             }
         }
@@ -418,9 +397,8 @@ fn sequential(address: std::net::SocketAddr, client: &str, nodelay: bool) -> Dur
 async fn requests_of_a_client_with_nagle_are_not_delayed() {
     let (broker, _) = Echo::broker(Limits::default());
     let address = listen(&broker).await;
-    let [with, without] = [("a", false), ("b", true)].map(|(client, nodelay)| {
-        tokio::task::spawn_blocking(move || sequential(address, client, nodelay))
-    });
+    let [with, without] = [("a", false), ("b", true)]
+        .map(|(client, nodelay)| tokio::spawn(sequential(address, client, nodelay)));
     let (with, without) = (with.await.unwrap(), without.await.unwrap());
     // Each request would otherwise wait for an acknowledgement that is delayed by 40 ms.
     assert!(
@@ -447,12 +425,8 @@ async fn overlapping_filters_each_bring_all_retained_messages() {
     let overlapping = [
         "#", "+/#", "a/#", "+/+/#", "a/+/#", "+/b/#", "a/b/#", "a/b/+", "a/+/+", "+/+/+",
     ];
-    let mut all = wire::Subscribe::new_many(
-        overlapping.map(|filter| wire::Filter::new(filter.to_owned(), Q::AtLeastOnce)),
-        None,
-    );
-    all.pkid = 7;
-    client.send(&[Packet::Subscribe(all)]).await;
+    let all = subscribe_to(&overlapping, Q::AtLeastOnce);
+    client.send(&[all]).await;
     // The client does not read yet, and all messages together exceed the limit of its queue.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let stats = broker.stats();

@@ -8,6 +8,7 @@ use super::Broker;
 use crate::{
     ClientStatus, ImageCursor, Origin, ReasonCode, RefusalCount, SessionSummary, Stats, ledger,
     limits::{PAUSE_BETWEEN_HOLDS, SESSIONS_FLOOR},
+    session::Session,
 };
 
 impl Broker {
@@ -27,14 +28,26 @@ impl Broker {
         self.end_refused(refused);
     }
 
-    /// All current connections.
+    /// All current connections, without their session numbers, so that the caller can ask the
+    /// access control about them.
     pub(crate) fn connected(&self) -> Vec<Origin> {
-        let mut connected = Vec::new();
+        self.collect(|session| {
+            let origin = session.origin()?;
+            Some(Origin {
+                session: SessionId::NONE,
+                ..origin
+            })
+        })
+    }
+
+    /// Collects the results of `of` for all sessions. Other clients are served during this call.
+    fn collect<T>(&self, of: impl Fn(&Session) -> Option<T>) -> Vec<T> {
+        let mut results = Vec::new();
         let mut next = Some(0);
         while let Some(from) = next {
-            next = self.lock().connected(from, &mut connected);
+            next = self.lock().collect(from, &mut results, &of);
         }
-        connected
+        results
     }
 
     /// Ends these connections. Suspends subscriptions, and drops wills, that are no longer allowed.
@@ -103,12 +116,7 @@ impl Broker {
     /// What all sessions hold. Other clients are served during this call.
     #[must_use]
     pub fn session_summaries(&self) -> Vec<SessionSummary> {
-        let mut summaries = Vec::new();
-        let mut next = Some(0);
-        while let Some(from) = next {
-            next = self.lock().summaries(from, &mut summaries);
-        }
-        summaries
+        self.collect(|session| Some(session.summary()))
     }
 
     /// Ends the connection of a client, for an operator. Its session stays, and it may connect

@@ -94,7 +94,7 @@ impl Broker {
         W: AsyncWrite + Unpin + Send + 'static,
     {
         let permit = self.0.sockets.clone().try_acquire_owned();
-        let taken = SOCKETS - self.0.sockets.available_permits();
+        let taken = SOCKETS as usize - self.0.sockets.available_permits();
         let address = door.peer.ip();
         // A client that wants to connect takes the place of one that has sent no CONNECT.
         let has_room =
@@ -168,15 +168,11 @@ impl Broker {
         self.0.stopping.store(true, Ordering::Release);
         self.lock().shut_down();
         self.0.stop.notify_waiters();
-        // Never saturates: `SOCKETS` is at most `u32::MAX`.
-        let sockets = u32::try_from(SOCKETS).unwrap_or(u32::MAX);
-        if tokio::time::timeout(grace, self.0.sockets.acquire_many(sockets))
-            .await
-            .is_err()
-        {
+        let all_ended = || self.0.sockets.acquire_many(SOCKETS);
+        if tokio::time::timeout(grace, all_ended()).await.is_err() {
             self.0.abort.notify_waiters();
             // These connections end at once, without waiting for their clients.
-            _ = self.0.sockets.acquire_many(sockets).await;
+            _ = all_ended().await;
         }
     }
 

@@ -61,9 +61,7 @@ fn read_change<'a>(rest: &mut &'a [u8]) -> Read<Change<'a>> {
             let from = (!from.is_empty()).then_some(from);
             Ok(Change::Retained { message, from })
         }
-        tag::RETAINED_REMOVED => Ok(Change::RetainedRemoved {
-            topic: read_topic(rest)?,
-        }),
+        tag::RETAINED_REMOVED => Ok(Change::RetainedRemoved(read_topic(rest)?)),
         tag => {
             let run = u64::from(read_u32(rest)?);
             let session = run << 32 | u64::from(read_u32(rest)?);
@@ -83,19 +81,13 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
             expiry_s: read_u32(rest)?,
             will: read_will(rest)?,
         },
-        tag::OWNER => Part::Owner {
-            user: read_text(rest)?,
-        },
+        tag::OWNER => Part::Owner(read_text(rest)?),
         tag::EXPIRY => Part::Expiry(read_u32(rest)?),
         tag::NO_WILL => Part::NoWill,
-        tag::DETACH => Part::Detach {
-            at_ms: read_number(rest)?,
-        },
+        tag::DETACH => Part::Detach(read_number(rest)?),
         tag::END => Part::End,
         tag::SUBSCRIBE => read_subscribe(rest)?,
-        tag::UNSUBSCRIBE => Part::Unsubscribe {
-            filter: read_topic(rest)?,
-        },
+        tag::UNSUBSCRIBE => Part::Unsubscribe(read_topic(rest)?),
         tag::MESSAGE => read_message(rest, false)?,
         tag::SHARED_MESSAGE => read_message(rest, true)?,
         tag::SENT => Part::Sent {
@@ -106,16 +98,12 @@ fn read_part<'a>(tag: u8, rest: &mut &'a [u8]) -> Read<Part<'a>> {
             number: read_number(rest)?,
             packet_id: read_packet_id(rest)?,
         },
-        tag::REMOVED => Part::Removed {
-            number: read_number(rest)?,
-        },
+        tag::REMOVED => Part::Removed(read_number(rest)?),
         tag::RECEIVED => Part::Received {
             packet_id: read_packet_id(rest)?,
             reason: ReasonCode(read_byte(rest)?),
         },
-        tag::COMPLETED => Part::Completed {
-            packet_id: read_packet_id(rest)?,
-        },
+        tag::COMPLETED => Part::Completed(read_packet_id(rest)?),
         _ => {
             return Err(
                 "a change of a later kind (use the version of the program that wrote it, or a newer one)",

@@ -90,7 +90,7 @@ impl Encoder {
                 // Empty if there is none, since no client identifier is empty.
                 write_bytes(out, from.unwrap_or_default().as_bytes());
             }
-            Change::RetainedRemoved { topic } => {
+            Change::RetainedRemoved(topic) => {
                 out.push(tag::RETAINED_REMOVED);
                 write_bytes(out, topic);
             }
@@ -123,16 +123,16 @@ fn write_part(out: &mut Vec<u8>, session: SessionId, part: &Part<'_>) {
             write_number(out, (*expiry_s).into());
             write_will(out, will.as_ref());
         }
-        Part::Owner { user } => write_bytes(out, user.as_bytes()),
+        Part::Owner(user) => write_bytes(out, user.as_bytes()),
         Part::Expiry(expiry_s) => write_number(out, (*expiry_s).into()),
         Part::NoWill | Part::End => {}
-        Part::Detach { at_ms } => write_number(out, *at_ms),
+        Part::Detach(at_ms) => write_number(out, *at_ms),
         Part::Subscribe {
             filter,
             subscription,
             retained_pending,
         } => write_subscription(out, filter, subscription, *retained_pending),
-        Part::Unsubscribe { filter } => write_bytes(out, filter),
+        Part::Unsubscribe(filter) => write_bytes(out, filter),
         Part::Message {
             number,
             content,
@@ -154,12 +154,12 @@ fn write_part(out: &mut Vec<u8>, session: SessionId, part: &Part<'_>) {
             write_number(out, *number);
             write_number(out, (*packet_id).into());
         }
-        Part::Removed { number } => write_number(out, *number),
+        Part::Removed(number) => write_number(out, *number),
         Part::Received { packet_id, reason } => {
             write_number(out, (*packet_id).into());
             out.push(reason.0);
         }
-        Part::Completed { packet_id } => write_number(out, (*packet_id).into()),
+        Part::Completed(packet_id) => write_number(out, (*packet_id).into()),
     }
 }
 

@@ -44,9 +44,7 @@ pub(crate) enum Change<'a> {
         from: Option<&'a str>,
     },
     /// The topic has no retained message.
-    RetainedRemoved {
-        topic: &'a [u8],
-    },
+    RetainedRemoved(&'a [u8]),
 }
 
 /// A change of one session. It is ignored if the session does not exist, because the session has
@@ -65,16 +63,12 @@ pub(crate) enum Part<'a> {
         will: Option<RecordedWill<'a>>,
     },
     /// The session belongs to this user. Also recorded for sessions that are not durable.
-    Owner {
-        user: &'a str,
-    },
+    Owner(&'a str),
     Expiry(u32),
     /// The will was sent or discarded.
     NoWill,
-    /// The session has no connection since this wall time.
-    Detach {
-        at_ms: u64,
-    },
+    /// The session has no connection since this wall time, in milliseconds.
+    Detach(u64),
     End,
     Subscribe {
         filter: &'a [u8],
@@ -82,9 +76,8 @@ pub(crate) enum Part<'a> {
         /// Whether retained messages are still to be sent for it.
         retained_pending: bool,
     },
-    Unsubscribe {
-        filter: &'a [u8],
-    },
+    /// The filter has no subscription.
+    Unsubscribe(&'a [u8]),
     /// A queued message.
     Message {
         number: u64,
@@ -102,19 +95,15 @@ pub(crate) enum Part<'a> {
         number: u64,
         packet_id: u16,
     },
-    /// The message was acknowledged, or will never be sent.
-    Removed {
-        number: u64,
-    },
+    /// The message with this number was acknowledged, or will never be sent.
+    Removed(u64),
     /// The answer to a QoS 2 PUBLISH of the client.
     Received {
         packet_id: u16,
         reason: ReasonCode,
     },
-    /// The client's PUBREL was received.
-    Completed {
-        packet_id: u16,
-    },
+    /// The client's PUBREL with this packet identifier was received.
+    Completed(u16),
 }
 
 impl Part<'_> {
@@ -124,20 +113,20 @@ impl Part<'_> {
         match self {
             Self::Begin { .. } => tag::BEGIN,
             Self::Attach { .. } => tag::ATTACH,
-            Self::Owner { .. } => tag::OWNER,
+            Self::Owner(_) => tag::OWNER,
             Self::Expiry(_) => tag::EXPIRY,
             Self::NoWill => tag::NO_WILL,
-            Self::Detach { .. } => tag::DETACH,
+            Self::Detach(_) => tag::DETACH,
             Self::End => tag::END,
             Self::Subscribe { .. } => tag::SUBSCRIBE,
-            Self::Unsubscribe { .. } => tag::UNSUBSCRIBE,
+            Self::Unsubscribe(_) => tag::UNSUBSCRIBE,
             Self::Message { shared: None, .. } => tag::MESSAGE,
             Self::Message { .. } => tag::SHARED_MESSAGE,
             Self::Sent { .. } => tag::SENT,
             Self::Released { .. } => tag::RELEASED,
-            Self::Removed { .. } => tag::REMOVED,
+            Self::Removed(_) => tag::REMOVED,
             Self::Received { .. } => tag::RECEIVED,
-            Self::Completed { .. } => tag::COMPLETED,
+            Self::Completed(_) => tag::COMPLETED,
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     Recovery,
     limits::SUBSCRIPTION_ID_OVER,
     session_queue::{Queued, Scope},
+    simulation::session_began,
 };
 
 fn content() -> impl Strategy<Value = (QoS, bool, Option<u64>, Vec<u8>, Vec<u8>)> {
@@ -59,13 +60,13 @@ proptest! {
         let parts = [
             Part::Begin { client: &client, expiry_s: seconds, will: None },
             Part::Attach { expiry_s: seconds, will: Some(will) },
-            Part::Owner { user: &client },
+            Part::Owner(&client),
             Part::Expiry(seconds),
             Part::NoWill,
-            Part::Detach { at_ms: number },
+            Part::Detach(number),
             Part::End,
             Part::Subscribe { filter: &topic, subscription, retained_pending: flags.2 },
-            Part::Unsubscribe { filter: &topic },
+            Part::Unsubscribe(&topic),
             Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into(), shared: None },
             Part::Message { number, content: content.clone(), subscription_ids: ids.clone().into(), shared: Some(sharing) },
             Part::Message {
@@ -76,14 +77,14 @@ proptest! {
             },
             Part::Sent { number, packet_id },
             Part::Released { number, packet_id },
-            Part::Removed { number },
+            Part::Removed(number),
             Part::Received { packet_id, reason: ReasonCode(reason) },
-            Part::Completed { packet_id },
+            Part::Completed(packet_id),
         ];
         let mut changes: Vec<_> = parts.into_iter().map(|part| Change::Session(SessionId(session), part)).collect();
         changes.push(Change::Retained { message: content.clone(), from: Some(&client) });
         changes.push(Change::Retained { message: content, from: None });
-        changes.push(Change::RetainedRemoved { topic: &topic });
+        changes.push(Change::RetainedRemoved(&topic));
         check_round_trip(&changes);
     }
 
@@ -149,13 +150,9 @@ fn records_are_small() {
         encoder.len()
     };
     let number = 5000;
-    assert!(written(Part::Removed { number }) <= 7);
-    assert!(
-        written(Part::Sent {
-            number,
-            packet_id: 300
-        }) <= 9
-    );
+    assert!(written(Part::Removed(number)) <= 7);
+    let packet_id = 300;
+    assert!(written(Part::Sent { number, packet_id }) <= 9);
     let clock = Clock::now();
     let queued = |message: &Message, ids: &[u32]| Queued {
         message: message.clone(),
@@ -169,36 +166,18 @@ fn records_are_small() {
     assert!(encoder.len() <= 7 + 100 + 14, "{}", encoder.len());
     let first = encoder.len();
     // The same message for another session: its bytes are not written again.
-    encoder.message(
-        SessionId(session + 1),
-        number,
-        &queued(&message, &[1]),
-        &clock,
-    );
+    let same = queued(&message, &[1]);
+    encoder.message(SessionId(session + 1), number, &same, &clock);
     assert!(encoder.len() - first <= 10);
     // Equal bytes of another message are written again.
-    encoder.message(
-        SessionId(session),
-        number + 1,
-        &queued(&message.detached(), &[]),
-        &clock,
-    );
+    let other = queued(&message.detached(), &[]);
+    encoder.message(SessionId(session), number + 1, &other, &clock);
     assert!(encoder.len() - first > 100);
     let mut recovery = Recovery::default();
-    let begin = |number, client| {
-        Change::Session(
-            number,
-            Part::Begin {
-                client,
-                expiry_s: 1,
-                will: None,
-            },
-        )
-    };
-    let mut before = Encoder::default();
-    before.write(&begin(SessionId(session), "a"));
-    before.write(&begin(SessionId(session + 1), "b"));
-    recovery.apply(before.bytes()).unwrap();
+    for (session, client) in [(session, "a"), (session + 1, "b")] {
+        let began = session_began(SessionId(session), client);
+        recovery.apply(&began).unwrap();
+    }
     recovery.apply(encoder.bytes()).unwrap();
     let other = &recovery.sessions[&SessionId(session + 1)].messages[&number];
     assert_eq!(

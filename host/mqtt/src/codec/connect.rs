@@ -227,7 +227,6 @@ fn without_properties(connect: &mut Connect, flags: u8) -> Result<(), Violation>
     Ok(())
 }
 
-/// Reads the properties of CONNECT.
 fn properties(
     connect: &mut Connect,
     reader: &mut Reader<'_>,

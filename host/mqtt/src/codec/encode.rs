@@ -17,7 +17,7 @@ pub(crate) struct Connack<'a> {
     pub(crate) session_present: bool,
     pub(crate) session_expiry_s: Option<u32>,
     pub(crate) receive_max: Option<u16>,
-    pub(crate) packet_bytes_max: Option<u32>,
+    pub(crate) packet_bytes_max: u32,
     pub(crate) assigned_client_id: Option<&'a str>,
     pub(crate) topic_alias_max: u16,
     pub(crate) server_keep_alive_s: Option<u16>,
@@ -39,10 +39,8 @@ pub(crate) fn connack(out: &mut BytesMut, version: ProtocolVersion, connack: &Co
         properties.put_u8(id::RECEIVE_MAX);
         properties.put_u16(value);
     }
-    if let Some(value) = connack.packet_bytes_max {
-        properties.put_u8(id::MAXIMUM_PACKET_SIZE);
-        properties.put_u32(value);
-    }
+    properties.put_u8(id::MAXIMUM_PACKET_SIZE);
+    properties.put_u32(connack.packet_bytes_max);
     if let Some(value) = connack.assigned_client_id {
         put_text(&mut properties, id::ASSIGNED_CLIENT_ID, value);
     }
@@ -95,27 +93,25 @@ fn return_code(reason: ReasonCode) -> Option<u8> {
 /// A CONNACK that refuses. Omits the text if the packet would exceed the client's maximum
 /// [MQTT-3.2.2-19], and writes nothing if it exceeds it even then [MQTT-3.1.2-24].
 pub(crate) fn connack_refused(
-    out: &mut BytesMut,
     version: ProtocolVersion,
     reason: ReasonCode,
-    text: Option<&str>,
+    text: &str,
     bytes_max: u32,
-) {
+) -> BytesMut {
+    let mut out = BytesMut::new();
+    let (text, bytes_max) = (cut(text), bytes_max as usize);
     if version == V311 {
-        let packet = return_code(reason).map(|code| [kind::CONNACK << 4, 2, 0, code]);
-        return out.extend(packet.into_iter().flatten());
+        if let Some(code) = return_code(reason) {
+            out.extend_from_slice(&[kind::CONNACK << 4, 2, 0, code]);
+        }
+    } else if 10 + text.len() <= bytes_max {
+        // Eight bytes in addition to the text, and two more if lengths take two bytes.
+        out.put_u8(kind::CONNACK << 4);
+        put_with_text(&mut out, &[0, reason.0], id::REASON_STRING, text);
+    } else if bytes_max >= 5 {
+        out.extend_from_slice(&[kind::CONNACK << 4, 3, 0, reason.0, 0]);
     }
-    let bytes_max = bytes_max as usize;
-    // Eight bytes in addition to the text, and two more if lengths take two bytes.
-    let text = text.map(cut).filter(|text| 10 + text.len() <= bytes_max);
-    if bytes_max < 5 {
-        return;
-    }
-    out.put_u8(kind::CONNACK << 4);
-    match text {
-        None => out.extend_from_slice(&[3, 0, reason.0, 0]),
-        Some(text) => put_with_text(out, &[0, reason.0], id::REASON_STRING, text),
-    }
+    out
 }
 
 /// How to send a message to one client.
@@ -148,10 +144,9 @@ fn publish_lengths(
     message: &Message,
     delivery: &Delivery<'_>,
 ) -> (usize, Option<usize>) {
-    let packet_id = if delivery.qos == QoS::AtMostOnce {
-        0
-    } else {
-        2
+    let packet_id = match delivery.qos {
+        QoS::AtMostOnce => 0,
+        QoS::AtLeastOnce | QoS::ExactlyOnce => 2,
     };
     let bare = 2 + message.topic.len() + packet_id + message.payload.len();
     if version == V311 {
@@ -162,7 +157,6 @@ fn publish_lengths(
     (remaining, Some(properties))
 }
 
-/// The encoded size of a PUBLISH.
 pub(crate) fn publish_bytes(
     version: ProtocolVersion,
     message: &Message,
@@ -275,10 +269,7 @@ pub(crate) fn unsuback(
 
 /// The encoded size of a SUBACK or UNSUBACK for this many filters; at most this in MQTT 3.1.1.
 pub(crate) fn reasons_bytes(version: ProtocolVersion, filters: usize) -> usize {
-    let property_length = match version {
-        V311 => 0,
-        V5 => 1,
-    };
+    let property_length = usize::from(version == V5);
     let remaining = 2 + property_length + filters;
     1 + variable_bytes(remaining) + remaining
 }
@@ -310,7 +301,6 @@ pub(crate) fn auth(out: &mut BytesMut, method: &str) {
     put_with_text(out, &[ReasonCode::SUCCESS.0], id::AUTH_METHOD, method);
 }
 
-/// PINGRESP.
 pub(crate) fn pingresp(out: &mut BytesMut) {
     out.extend_from_slice(&[kind::PINGRESP << 4, 0]);
 }

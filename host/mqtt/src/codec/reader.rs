@@ -77,12 +77,8 @@ impl<'a> Reader<'a> {
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
-        let span = self.skip(N)?;
-        let bytes = self
-            .bytes
-            .get(span.range())
-            .and_then(|bytes| bytes.try_into().ok());
-        bytes.ok_or(Violation::malformed(SHORT))
+        let bytes = self.skip(N)?.of(self.bytes);
+        bytes.try_into().map_err(|_| Violation::malformed(SHORT))
     }
 
     pub(crate) fn u8(&mut self) -> Result<u8, Violation> {

@@ -16,6 +16,9 @@ use crate::{
     QoS, ReasonCode,
 };
 
+const MALFORMED: ReasonCode = ReasonCode::MALFORMED_PACKET;
+const PROTOCOL: ReasonCode = ReasonCode::PROTOCOL_ERROR;
+
 const BOUNDS: Bounds = Bounds {
     version: V5,
     packet_bytes_max: 1 << 20,
@@ -157,7 +160,6 @@ proptest! {
         }
     }
 
-    /// No bytes make the decoder panic.
     #[test]
     fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut buffer = BytesMut::from(&bytes[..]);
@@ -219,43 +221,25 @@ fn connect(rest: &[u8]) -> BytesMut {
 #[test]
 fn invalid_connects_are_refused() {
     for (rest, reason) in [
-        (&b"\x03\0\x3c\0\0\0"[..], ReasonCode::MALFORMED_PACKET), // reserved flag
-        (b"\x0a\0\x3c\0\0\0", ReasonCode::MALFORMED_PACKET),      // will QoS without a will
-        (b"\x1e\0\x3c\0\0\0", ReasonCode::MALFORMED_PACKET),      // will QoS 3
-        (b"\x02\0\x3c\x03\x21\0\0\0\0", ReasonCode::PROTOCOL_ERROR), // receive maximum 0
-        (
-            b"\x02\0\x3c\x05\x27\0\0\0\0\0\0",
-            ReasonCode::PROTOCOL_ERROR,
-        ), // maximum packet size 0
-        (b"\x02\0\x3c\x02\x17\x02\0\0", ReasonCode::PROTOCOL_ERROR), // problem information 2
-        (
-            b"\x02\0\x3c\x04\x17\0\x17\0\0\0",
-            ReasonCode::PROTOCOL_ERROR,
-        ), // a property twice
-        (
-            b"\x02\0\x3c\x03\x23\0\x01\0\0",
-            ReasonCode::MALFORMED_PACKET,
-        ), // a property of PUBLISH
-        (b"\x02\0\x3c\x02\x7f\0\0\0", ReasonCode::MALFORMED_PACKET), // an unknown one
-        (b"\x02\0\x3c\x04\x16\0\x01a\0\0", ReasonCode::PROTOCOL_ERROR), // authentication data alone
-        (b"\x02\0\x3c\0\0\x01\0", ReasonCode::MALFORMED_PACKET),  // U+0000 in the client id
-        (b"\x02\0\x3c\0\0\x01\xff", ReasonCode::MALFORMED_PACKET), // not UTF-8
-        (b"\x02\0\x3c\0\0\0\0", ReasonCode::MALFORMED_PACKET),    // a byte too many
-        (b"\x82\0\x3c\0\0\0", ReasonCode::MALFORMED_PACKET),      // no user name
-        (b"\x06\0\x3c\0\0\0\0\0\0\0\0", ReasonCode::PROTOCOL_ERROR), // empty will topic
-        (b"\x06\0\x3c\0\0\0\0\0\x01#\0\0", ReasonCode::PROTOCOL_ERROR), // wildcard in it
-        (
-            b"\x06\0\x3c\0\0\0\0\0\x01\0\0\0",
-            ReasonCode::MALFORMED_PACKET,
-        ), // U+0000 in it
-        (
-            b"\x06\0\x3c\0\0\0\0\0\x01\xff\0\0",
-            ReasonCode::MALFORMED_PACKET,
-        ), // not UTF-8
-        (
-            b"\x06\0\x3c\0\0\0\x02\x0b\x01\0\x01w\0\0",
-            ReasonCode::MALFORMED_PACKET,
-        ), // bad will property
+        (&b"\x03\0\x3c\0\0\0"[..], MALFORMED),          // reserved flag
+        (b"\x0a\0\x3c\0\0\0", MALFORMED),               // will QoS without a will
+        (b"\x1e\0\x3c\0\0\0", MALFORMED),               // will QoS 3
+        (b"\x02\0\x3c\x03\x21\0\0\0\0", PROTOCOL),      // receive maximum 0
+        (b"\x02\0\x3c\x05\x27\0\0\0\0\0\0", PROTOCOL),  // maximum packet size 0
+        (b"\x02\0\x3c\x02\x17\x02\0\0", PROTOCOL),      // problem information 2
+        (b"\x02\0\x3c\x04\x17\0\x17\0\0\0", PROTOCOL),  // a property twice
+        (b"\x02\0\x3c\x03\x23\0\x01\0\0", MALFORMED),   // a property of PUBLISH
+        (b"\x02\0\x3c\x02\x7f\0\0\0", MALFORMED),       // an unknown one
+        (b"\x02\0\x3c\x04\x16\0\x01a\0\0", PROTOCOL),   // authentication data alone
+        (b"\x02\0\x3c\0\0\x01\0", MALFORMED),           // U+0000 in the client id
+        (b"\x02\0\x3c\0\0\x01\xff", MALFORMED),         // not UTF-8
+        (b"\x02\0\x3c\0\0\0\0", MALFORMED),             // a byte too many
+        (b"\x82\0\x3c\0\0\0", MALFORMED),               // no user name
+        (b"\x06\0\x3c\0\0\0\0\0\0\0\0", PROTOCOL),      // empty will topic
+        (b"\x06\0\x3c\0\0\0\0\0\x01#\0\0", PROTOCOL),   // wildcard in it
+        (b"\x06\0\x3c\0\0\0\0\0\x01\0\0\0", MALFORMED), // U+0000 in it
+        (b"\x06\0\x3c\0\0\0\0\0\x01\xff\0\0", MALFORMED), // not UTF-8
+        (b"\x06\0\x3c\0\0\0\x02\x0b\x01\0\x01w\0\0", MALFORMED), // bad will property
     ] {
         let fault = decode_connect(&mut connect(rest), 1000).unwrap_err();
         assert_eq!(fault.violation.reason, reason, "{rest:02x?}");
@@ -323,14 +307,7 @@ fn refused_connack_respects_the_maximum_packet_size() {
     let (version, bytes_max) = (V5, 20);
     assert_eq!(fault.answer, Answer::Connack { version, bytes_max });
     for bytes_max in 1..40 {
-        let mut out = BytesMut::new();
-        connack_refused(
-            &mut out,
-            V5,
-            ReasonCode::NOT_AUTHORIZED,
-            Some("ten bytes."),
-            bytes_max,
-        );
+        let out = connack_refused(V5, ReasonCode::NOT_AUTHORIZED, "ten bytes.", bytes_max);
         let (plain, with_text) = (b"\x20\x03\0\x87\0", 18);
         match bytes_max {
             ..5 => assert!(out.is_empty(), "{bytes_max}"),
@@ -357,65 +334,61 @@ fn auth_decodes_to_reason_method_and_data() {
 
 #[test]
 fn invalid_packets_are_refused() {
-    use ReasonCode as R;
     for (bytes, reason) in [
-        (&b"\x00\x00"[..], R::MALFORMED_PACKET),        // type 0
-        (b"\x10\x00", R::PROTOCOL_ERROR),               // a second CONNECT
-        (b"\x20\x03\0\0\0", R::PROTOCOL_ERROR),         // CONNACK from a client
-        (b"\x90\x04\0\x01\0\0", R::PROTOCOL_ERROR),     // SUBACK
-        (b"\xb0\x04\0\x01\0\0", R::PROTOCOL_ERROR),     // UNSUBACK
-        (b"\xd0\x00", R::PROTOCOL_ERROR),               // PINGRESP
-        (b"\xf1\x00", R::MALFORMED_PACKET),             // AUTH with flags
-        (b"\xf0\x03\x19\x02\x15", R::MALFORMED_PACKET), // AUTH cut short
-        (b"\xf0\x07\x19\x05\x11\0\0\0\0", R::MALFORMED_PACKET), // a session expiry in AUTH
-        (b"\xf0\x0a\x19\x08\x15\0\x01a\x15\0\x01a", R::PROTOCOL_ERROR), // two methods
-        (b"\xc1\x00", R::MALFORMED_PACKET),             // PINGREQ with flags
-        (b"\xc0\x01\0", R::MALFORMED_PACKET),           // PINGREQ with a body
-        (b"\x80\x00", R::MALFORMED_PACKET),             // SUBSCRIBE without its flag
-        (b"\x36\x05\0\x01t\0\x01\0", R::MALFORMED_PACKET), // QoS 3
-        (b"\x38\x04\0\x01t\0", R::MALFORMED_PACKET),    // DUP at QoS 0
-        (b"\x32\x06\0\x01t\0\0\0", R::PROTOCOL_ERROR),  // packet identifier 0
-        (b"\x30\x03\0\0\0", R::PROTOCOL_ERROR),         // no topic
-        (b"\x30\x04\0\x01#\0", R::PROTOCOL_ERROR),      // a wildcard
-        (b"\x30\x04\0\x01\0\0", R::MALFORMED_PACKET),   // U+0000
-        (b"\x30\x05\0\x02\xc3\x28\0", R::MALFORMED_PACKET), // not UTF-8
-        (b"\x30\x03\0\x09t", R::MALFORMED_PACKET),      // topic longer than the packet
-        (b"\x30\x05\0\x01t\x09\0", R::MALFORMED_PACKET), // properties longer than it
-        (
-            b"\x30\x09\0\x01t\x80\x80\x80\x80\x01\0",
-            R::MALFORMED_PACKET,
-        ), // five-byte property length
-        (b"\x30\x06\0\x01t\x80\0\0", R::MALFORMED_PACKET), // property length too long
-        (b"\x30\x06\0\x01t\x02\x0b\x01", R::PROTOCOL_ERROR), // subscription identifier from a client
-        (b"\x30\x06\0\x01t\x02\x01\x02", R::PROTOCOL_ERROR), // payload format 2
-        (b"\x30\x08\0\x01t\x04\x08\0\x01+", R::PROTOCOL_ERROR), // wildcard in the response topic
-        (b"\x30\x07\0\x01t\x03\x08\0\0", R::PROTOCOL_ERROR), // empty response topic
-        (b"\x30\x0a\0\x01t\x06\x03\0\0\x03\0\0", R::PROTOCOL_ERROR), // content type twice
-        (b"\x30\x08\0\x01t\x04\x26\0\x01a", R::MALFORMED_PACKET), // user property without a value
-        (b"\x40\x01\0", R::MALFORMED_PACKET),                // short PUBACK
-        (b"\x40\x02\0\0", R::PROTOCOL_ERROR),                // PUBACK of identifier 0
-        (b"\x40\x06\0\x01\0\0\0\0", R::MALFORMED_PACKET),    // PUBACK with a rest
-        (b"\x40\x03\0\x01\x92", R::PROTOCOL_ERROR),          // a reason code of PUBREL in PUBACK
-        (b"\x50\x03\0\x01\x01", R::PROTOCOL_ERROR),          // an unknown one in PUBREC
-        (b"\x62\x03\0\x01\x80", R::PROTOCOL_ERROR),          // one of PUBREC in PUBREL
-        (b"\x70\x03\0\x01\x10", R::PROTOCOL_ERROR),          // one of PUBREC in PUBCOMP
-        (b"\xe0\x01\x8b", R::PROTOCOL_ERROR),                // one of a server in DISCONNECT
-        (b"\x82\x03\0\x01\0", R::PROTOCOL_ERROR),            // SUBSCRIBE without a filter
-        (b"\x82\x07\0\x01\0\0\x01t\x03", R::PROTOCOL_ERROR), // QoS 3
-        (b"\x82\x07\0\x01\0\0\x01t\x30", R::PROTOCOL_ERROR), // retain handling 3
-        (b"\x82\x07\0\x01\0\0\x01t\x40", R::MALFORMED_PACKET), // reserved option
-        (b"\x82\x09\0\x01\x02\x0b\0\0\x01t\0", R::PROTOCOL_ERROR), // subscription identifier 0
-        (b"\xa2\x03\0\x01\0", R::PROTOCOL_ERROR),            // UNSUBSCRIBE without a filter
-        (b"\x30\x06\0\x01t\x02\x17\0", R::MALFORMED_PACKET), // a property of CONNECT in PUBLISH
-        (b"\x40\x06\0\x01\0\x02\x01\0", R::MALFORMED_PACKET), // one of PUBLISH in PUBACK
-        (b"\x82\x09\0\x01\x02\x01\0\0\x01t\0", R::MALFORMED_PACKET), // in SUBSCRIBE
-        (b"\xa2\x08\0\x01\x02\x0b\x01\0\x01t", R::MALFORMED_PACKET), // in UNSUBSCRIBE
-        (b"\xe0\x04\0\x02\x01\0", R::MALFORMED_PACKET),      // in DISCONNECT
-        (b"\xe0\x05\0\x03\x1c\0\0", R::PROTOCOL_ERROR),      // one that only a server may send
-        (b"\xe0\x04\0\x02\x1c\0", R::MALFORMED_PACKET),      // DISCONNECT cut short
-        (b"\x30\xff\xff\xff\x7f", R::PACKET_TOO_LARGE),      // 256 MiB
-        (b"\x30\xff\xff\xff\xff\x7f", R::MALFORMED_PACKET),  // five-byte remaining length
-        (b"\x30\x80\x00", R::MALFORMED_PACKET),              // a length longer than needed
+        (&b"\x00\x00"[..], MALFORMED),                           // type 0
+        (b"\x10\x00", PROTOCOL),                                 // a second CONNECT
+        (b"\x20\x03\0\0\0", PROTOCOL),                           // CONNACK from a client
+        (b"\x90\x04\0\x01\0\0", PROTOCOL),                       // SUBACK
+        (b"\xb0\x04\0\x01\0\0", PROTOCOL),                       // UNSUBACK
+        (b"\xd0\x00", PROTOCOL),                                 // PINGRESP
+        (b"\xf1\x00", MALFORMED),                                // AUTH with flags
+        (b"\xf0\x03\x19\x02\x15", MALFORMED),                    // AUTH cut short
+        (b"\xf0\x07\x19\x05\x11\0\0\0\0", MALFORMED),            // a session expiry in AUTH
+        (b"\xf0\x0a\x19\x08\x15\0\x01a\x15\0\x01a", PROTOCOL),   // two methods
+        (b"\xc1\x00", MALFORMED),                                // PINGREQ with flags
+        (b"\xc0\x01\0", MALFORMED),                              // PINGREQ with a body
+        (b"\x80\x00", MALFORMED),                                // SUBSCRIBE without its flag
+        (b"\x36\x05\0\x01t\0\x01\0", MALFORMED),                 // QoS 3
+        (b"\x38\x04\0\x01t\0", MALFORMED),                       // DUP at QoS 0
+        (b"\x32\x06\0\x01t\0\0\0", PROTOCOL),                    // packet identifier 0
+        (b"\x30\x03\0\0\0", PROTOCOL),                           // no topic
+        (b"\x30\x04\0\x01#\0", PROTOCOL),                        // a wildcard
+        (b"\x30\x04\0\x01\0\0", MALFORMED),                      // U+0000
+        (b"\x30\x05\0\x02\xc3\x28\0", MALFORMED),                // not UTF-8
+        (b"\x30\x03\0\x09t", MALFORMED),                         // topic longer than the packet
+        (b"\x30\x05\0\x01t\x09\0", MALFORMED),                   // properties longer than it
+        (b"\x30\x09\0\x01t\x80\x80\x80\x80\x01\0", MALFORMED),   // five-byte property length
+        (b"\x30\x06\0\x01t\x80\0\0", MALFORMED),                 // property length too long
+        (b"\x30\x06\0\x01t\x02\x0b\x01", PROTOCOL), // subscription identifier from a client
+        (b"\x30\x06\0\x01t\x02\x01\x02", PROTOCOL), // payload format 2
+        (b"\x30\x08\0\x01t\x04\x08\0\x01+", PROTOCOL), // wildcard in the response topic
+        (b"\x30\x07\0\x01t\x03\x08\0\0", PROTOCOL), // empty response topic
+        (b"\x30\x0a\0\x01t\x06\x03\0\0\x03\0\0", PROTOCOL), // content type twice
+        (b"\x30\x08\0\x01t\x04\x26\0\x01a", MALFORMED), // user property without a value
+        (b"\x40\x01\0", MALFORMED),                 // short PUBACK
+        (b"\x40\x02\0\0", PROTOCOL),                // PUBACK of identifier 0
+        (b"\x40\x06\0\x01\0\0\0\0", MALFORMED),     // PUBACK with a rest
+        (b"\x40\x03\0\x01\x92", PROTOCOL),          // a reason code of PUBREL in PUBACK
+        (b"\x50\x03\0\x01\x01", PROTOCOL),          // an unknown one in PUBREC
+        (b"\x62\x03\0\x01\x80", PROTOCOL),          // one of PUBREC in PUBREL
+        (b"\x70\x03\0\x01\x10", PROTOCOL),          // one of PUBREC in PUBCOMP
+        (b"\xe0\x01\x8b", PROTOCOL),                // one of a server in DISCONNECT
+        (b"\x82\x03\0\x01\0", PROTOCOL),            // SUBSCRIBE without a filter
+        (b"\x82\x07\0\x01\0\0\x01t\x03", PROTOCOL), // QoS 3
+        (b"\x82\x07\0\x01\0\0\x01t\x30", PROTOCOL), // retain handling 3
+        (b"\x82\x07\0\x01\0\0\x01t\x40", MALFORMED), // reserved option
+        (b"\x82\x09\0\x01\x02\x0b\0\0\x01t\0", PROTOCOL), // subscription identifier 0
+        (b"\xa2\x03\0\x01\0", PROTOCOL),            // UNSUBSCRIBE without a filter
+        (b"\x30\x06\0\x01t\x02\x17\0", MALFORMED),  // a property of CONNECT in PUBLISH
+        (b"\x40\x06\0\x01\0\x02\x01\0", MALFORMED), // one of PUBLISH in PUBACK
+        (b"\x82\x09\0\x01\x02\x01\0\0\x01t\0", MALFORMED), // in SUBSCRIBE
+        (b"\xa2\x08\0\x01\x02\x0b\x01\0\x01t", MALFORMED), // in UNSUBSCRIBE
+        (b"\xe0\x04\0\x02\x01\0", MALFORMED),       // in DISCONNECT
+        (b"\xe0\x05\0\x03\x1c\0\0", PROTOCOL),      // one that only a server may send
+        (b"\xe0\x04\0\x02\x1c\0", MALFORMED),       // DISCONNECT cut short
+        (b"\x30\xff\xff\xff\x7f", ReasonCode::PACKET_TOO_LARGE), // 256 MiB
+        (b"\x30\xff\xff\xff\xff\x7f", MALFORMED),   // five-byte remaining length
+        (b"\x30\x80\x00", MALFORMED),               // a length longer than needed
     ] {
         let violation = read(bytes).expect_err(&format!("{bytes:02x?}"));
         assert_eq!(violation.reason, reason, "{bytes:02x?}: {}", violation.text);

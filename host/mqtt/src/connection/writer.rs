@@ -33,7 +33,6 @@ const TAKES_NO_BYTES: Violation = Violation {
 enum WriteFault {
     /// The client does not take it in time.
     Stalled,
-    /// The stream failed.
     Stream(io::Error),
 }
 

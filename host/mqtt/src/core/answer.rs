@@ -57,27 +57,15 @@ impl Core {
                 self.work += work::NODE * matches.visited as u64;
                 matches.sessions.retain(|(other, _)| *other == key);
             } else {
-                matches.sessions.extend(
-                    session
-                        .subscriptions()
-                        .active(&message.topic)
-                        .map(|subscription| (key, subscription)),
-                );
+                let only = session.subscriptions().active(&message.topic);
+                matches.sessions.extend(only.map(|it| (key, it)));
             }
         }
-        if let Some(lent) = matches
-            .sessions
-            .iter()
-            .map(|(_, subscription)| subscription.qos)
-            .max()
-        {
-            message.qos = message.qos.min(lent);
+        let own = matches.sessions.iter().map(|(_, it)| it);
+        if let Some(subscribed) = own.clone().map(|it| it.qos).max() {
+            message.qos = message.qos.min(subscribed);
         }
-        let subscription_ids = matches
-            .sessions
-            .iter()
-            .filter_map(|(_, subscription)| subscription.id)
-            .collect();
+        let subscription_ids = own.filter_map(|it| it.id).collect();
         self.matches = matches;
         if message.topic.len() > usize::from(u16::MAX) || self.is_forbidden_to_wait(key, &message) {
             self.counts.dropped += 1;
@@ -114,11 +102,9 @@ impl Core {
             .filter(|token| self.is_open(token.session, token.connection))
             .map(|token| token.session);
         let source = Source {
-            from: None,
             reply_session,
             requester: Requester::of(token, &self.sessions),
-            is_will: false,
-            recorded: false,
+            ..Source::default()
         };
         let recorded = self.change_log.count();
         let sessions = self.fan_out(Cow::Owned(message), source, has_room, now);

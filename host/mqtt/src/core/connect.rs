@@ -10,14 +10,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Core, publish::Source, requester::Requester, room::NO_ROOM_FOR_SESSION, session_at};
+use super::{
+    Core, publish::Source, replace_entry, requester::Requester, room::NO_ROOM_FOR_SESSION,
+    session_at,
+};
 use crate::{
     Identity, Limits, Origin, ProtocolVersion, ReasonCode, Refusal, Refused,
     change::Part,
     codec::{self, Connack, Connect, Disconnect, Violation, Will},
     ledger::{Account, Kind, Owner},
     limits::{PACKET_BYTES_MAX, STATE_BYTES_FLOOR, work},
-    link::{Link, LinkOptions},
+    link::{Acks, Link},
     output::Output,
     router::SessionKey,
     session::Session,
@@ -182,11 +185,9 @@ impl Core {
             session_expiry_s: (session_expiry_s != connect.session_expiry_s)
                 .then_some(session_expiry_s),
             receive_max: (receive_max != u16::MAX).then_some(receive_max),
-            packet_bytes_max: Some(
-                u32::try_from(self.limits.packet_bytes_max)
-                    .unwrap_or(PACKET_BYTES_MAX)
-                    .min(PACKET_BYTES_MAX),
-            ),
+            packet_bytes_max: u32::try_from(self.limits.packet_bytes_max)
+                .unwrap_or(PACKET_BYTES_MAX)
+                .min(PACKET_BYTES_MAX),
             assigned_client_id,
             topic_alias_max: self.limits.topic_alias_max,
             server_keep_alive_s: (keep_alive_s != connect.keep_alive_s).then_some(keep_alive_s),
@@ -203,7 +204,12 @@ impl Core {
         account: &Arc<Account>,
         now: Instant,
     ) -> Result<(), &'static str> {
-        if !self.has_room_for_will(will, existing, account) {
+        let session = existing.and_then(|key| self.peek(key));
+        let old_bytes = session.map_or(0, Session::will_bytes);
+        let will_bytes = will.map_or(0, |will| will.message.cost_bytes());
+        let more = will_bytes.saturating_sub(old_bytes);
+        let max = self.limits.state_bytes_total_max;
+        if more > 0 && !account.fits(Kind::State, more, max, STATE_BYTES_FLOOR) {
             return Err(
                 "wills of this user or address, or of all clients, exceed their memory limit",
             );
@@ -258,7 +264,7 @@ impl Core {
         self.last_session = self.last_session.next();
         if let Some(user) = user.filter(|_| self.change_log.has_room()) {
             let mut log = self.change_log.session_log(self.last_session, true);
-            log.write(Part::Owner { user });
+            log.write(Part::Owner(user));
         }
         (self.last_session, self.last_connection)
     }
@@ -294,23 +300,23 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return Err((ReasonCode::UNSPECIFIED_ERROR, "no session"));
         };
-        let options = LinkOptions {
+        let link = Link {
+            connection: origin.connection,
             version: connect.version,
+            identity: origin.identity.clone(),
+            output: output.clone(),
             address,
             since,
-            window,
-            packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX),
+            window: window.into(),
+            unacknowledged: 0,
+            packet_bytes_max: connect.packet_bytes_max.min(PACKET_BYTES_MAX) as usize,
             problem_info: connect.problem_info,
-            receive_max: self.limits.receive_max.max(1),
-            asked_for_expiry: connect.session_expiry_s > 0,
             resend: session.queue.in_order(),
+            receive_max: self.limits.receive_max.max(1).into(),
+            asked_for_expiry: connect.session_expiry_s > 0,
+            unreleased: 0,
+            acks: Acks::default(),
         };
-        let link = Link::new(
-            origin.connection,
-            origin.identity.clone(),
-            output.clone(),
-            options,
-        );
         session.connect(link);
         Ok(session.number)
     }
@@ -345,21 +351,6 @@ impl Core {
             ..Refusal::of_connect(reason, text, peer)
         });
         (reason, text)
-    }
-
-    /// Whether the memory limits allow this will to replace the session's current will.
-    fn has_room_for_will(
-        &mut self,
-        will: Option<&Will>,
-        existing: Option<SessionKey>,
-        account: &Account,
-    ) -> bool {
-        let Some(will) = will else { return true };
-        let old = existing.and_then(|key| self.session(key));
-        let old = old.map_or(0, |session| session.will_bytes());
-        let more = will.message.cost_bytes().saturating_sub(old);
-        let max = self.limits.state_bytes_total_max;
-        more == 0 || account.fits(Kind::State, more, max, STATE_BYTES_FLOOR)
     }
 
     /// The client has reauthenticated as the same user with another proof. The access control must
@@ -435,11 +426,7 @@ impl Core {
 
     /// Disconnects the session's current connection in favor of another one.
     fn take_over(&mut self, key: SessionKey, now: Instant) -> Option<Arc<Output>> {
-        let output = self
-            .session(key)?
-            .link
-            .as_ref()
-            .map(|link| link.output.clone())?;
+        let output = self.session(key)?.link.as_ref()?.output.clone();
         self.close(key, ReasonCode::SESSION_TAKEN_OVER, None);
         self.unlink(key, now);
         Some(output)
@@ -521,12 +508,8 @@ impl Core {
         for filter in session.subscriptions().filters() {
             self.router.unsubscribe(filter, key);
         }
-        if let Some(deadline) = session.deadline.take() {
-            self.deadlines.remove(&(deadline, key));
-        }
-        if let Some(since) = session.evictable.take() {
-            self.evictable.remove(&(since, key));
-        }
+        replace_entry(&mut self.deadlines, key, &mut session.deadline, None);
+        replace_entry(&mut self.evictable, key, &mut session.evictable, None);
         self.send_will(key, now);
         if let Some(mut session) = self.sessions.get_mut(key as usize).and_then(Option::take) {
             session.end(&mut self.change_log);

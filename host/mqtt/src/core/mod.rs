@@ -35,7 +35,7 @@ pub(crate) use window::Relief;
 use session_ends::SessionEnds;
 
 use crate::{
-    Access, ClientStatus, Limits, Origin, ReasonCode, Refusal, Refused, SessionSummary, Stats,
+    Access, ClientStatus, Limits, Origin, ReasonCode, Refusal, Refused, Stats,
     clock::Clock,
     codec::{self, Violation},
     image::{self, ImageCursor},
@@ -74,7 +74,8 @@ pub(crate) struct Core {
     ledger: Ledger,
     change_log: ChangeLog,
     session_ends: SessionEnds,
-    counts: Counts,
+    /// The counters and the numbers of connections. [`Core::stats`] adds the other gauges.
+    counts: Stats,
     /// Outputs whose writers must be woken after the lock is released.
     wakes: Vec<Arc<Output>>,
     /// Whether the earliest deadline has changed, so that the timer task must look again.
@@ -83,18 +84,6 @@ pub(crate) struct Core {
     matches: Matches,
     /// Work done since the start, in the units of [`WORK_PER_TURN_MAX`].
     work: u64,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    connections: usize,
-    connections_v311: usize,
-    messages_in: u64,
-    messages_out: u64,
-    dropped: u64,
-    throttled: u64,
-    disconnected: u64,
-    evicted: u64,
 }
 
 /// Actions for the caller after it has released the lock.
@@ -108,6 +97,24 @@ pub(crate) struct Wakes {
 /// Borrows one session and leaves the other fields of the core free to borrow.
 fn session_at(sessions: &mut [Option<Box<Session>>], key: SessionKey) -> Option<&mut Session> {
     sessions.get_mut(key as usize)?.as_deref_mut()
+}
+
+/// Replaces the entry of a session in a set; `entry` is the time in the set. Returns false if it
+/// does not change.
+fn replace_entry(
+    set: &mut BTreeSet<(Instant, SessionKey)>,
+    key: SessionKey,
+    entry: &mut Option<Instant>,
+    new: Option<Instant>,
+) -> bool {
+    if *entry == new {
+        return false;
+    }
+    if let Some(old) = std::mem::replace(entry, new) {
+        set.remove(&(old, key));
+    }
+    set.extend(new.map(|at| (at, key)));
+    true
 }
 
 impl Core {
@@ -139,7 +146,7 @@ impl Core {
             ledger: Ledger::default(),
             change_log,
             session_ends: SessionEnds::default(),
-            counts: Counts::default(),
+            counts: Stats::default(),
             wakes: Vec::new(),
             timers_changed: false,
             shutting_down: false,
@@ -209,7 +216,11 @@ impl Core {
     }
 
     fn session_of(&self, client: &str) -> Option<&Session> {
-        let key = *self.by_client.get(client)?;
+        self.peek(*self.by_client.get(client)?)
+    }
+
+    /// Like [`session`](Self::session), without write access.
+    fn peek(&self, key: SessionKey) -> Option<&Session> {
         self.sessions.get(key as usize)?.as_deref()
     }
 
@@ -226,8 +237,7 @@ impl Core {
         })
     }
 
-    /// The limit that would refuse a subscription of this client at present. None if it has no
-    /// session.
+    /// See [`Broker::subscription_limit`](crate::Broker::subscription_limit).
     pub(crate) fn subscription_limit(&self, client: &str, filter: &[u8]) -> Option<&'static str> {
         let session = self.session_of(client)?;
         session.subscription_limit(filter, &self.limits, self.change_log.has_room(), true)
@@ -235,21 +245,13 @@ impl Core {
 
     pub(crate) fn stats(&self) -> Stats {
         Stats {
-            connections: self.counts.connections,
-            connections_v311: self.counts.connections_v311,
             sessions: self.by_client.len(),
             subscriptions: self.router.count(),
             retained: self.retained.count(),
             retained_bytes: self.retained.bytes(),
             queued_bytes: self.ledger.total(Kind::Queues),
             state_bytes: self.ledger.total(Kind::State),
-            messages_in: self.counts.messages_in,
-            messages_out: self.counts.messages_out,
-            dropped: self.counts.dropped,
-            throttled: self.counts.throttled,
-            disconnected: self.counts.disconnected,
-            evicted: self.counts.evicted,
-            turned_away: 0,
+            ..self.counts
         }
     }
 
@@ -333,33 +335,18 @@ impl Core {
         }
     }
 
-    /// Appends the current connections, without their session numbers, so that the caller can ask
-    /// the access control about them. Examines a bounded number of sessions from `from` on and
-    /// returns the next key, if any are left.
-    pub(crate) fn connected(
+    /// Appends the results of `of` for a bounded number of sessions from `from` on. Returns the
+    /// next key, if any are left.
+    pub(crate) fn collect<T>(
         &self,
         from: SessionKey,
-        connected: &mut Vec<Origin>,
+        results: &mut Vec<T>,
+        of: impl Fn(&Session) -> Option<T>,
     ) -> Option<SessionKey> {
         let rest = self.sessions.get(from as usize..)?;
         let some = &rest[..rest.len().min(SESSIONS_PER_HOLD_MAX)];
-        let origins = some.iter().flatten().filter_map(|session| session.origin());
-        connected.extend(origins.map(|origin| Origin {
-            session: SessionId::NONE,
-            ..origin
-        }));
-        (some.len() < rest.len()).then(|| from + some.len() as SessionKey)
-    }
-
-    /// Appends what sessions hold, as [`Core::connected`] does.
-    pub(crate) fn summaries(
-        &self,
-        from: SessionKey,
-        summaries: &mut Vec<SessionSummary>,
-    ) -> Option<SessionKey> {
-        let rest = self.sessions.get(from as usize..)?;
-        let some = &rest[..rest.len().min(SESSIONS_PER_HOLD_MAX)];
-        summaries.extend(some.iter().flatten().map(|session| session.summary()));
+        let sessions = some.iter().filter_map(Option::as_deref);
+        results.extend(sessions.filter_map(of));
         (some.len() < rest.len()).then(|| from + some.len() as SessionKey)
     }
 
@@ -462,15 +449,9 @@ impl Core {
             return;
         };
         let next = session.next_deadline();
-        if next == session.deadline {
-            return;
-        }
-        if let Some(old) = session.deadline {
-            self.deadlines.remove(&(old, key));
-        }
-        session.deadline = next;
-        if let Some(at) = next {
-            self.deadlines.insert((at, key));
+        if replace_entry(&mut self.deadlines, key, &mut session.deadline, next)
+            && let Some(at) = next
+        {
             self.timers_changed |= self.deadlines.first() == Some(&(at, key));
         }
     }
@@ -481,14 +462,7 @@ impl Core {
             return;
         };
         let since = session.detached().filter(|_| session.is_empty());
-        if since == session.evictable {
-            return;
-        }
-        if let Some(old) = session.evictable {
-            self.evictable.remove(&(old, key));
-        }
-        session.evictable = since;
-        self.evictable.extend(since.map(|since| (since, key)));
+        replace_entry(&mut self.evictable, key, &mut session.evictable, since);
     }
 
     /// Replaces the clock reading that converts times for the records.

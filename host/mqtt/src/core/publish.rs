@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, mem, time::Instant};
 
+use bytes::Bytes;
 use statehouse_protocol::ConnectionId;
 
 use super::{Core, requester::Requester, session_at, window::remaining_s};
@@ -14,7 +15,7 @@ use crate::{
     retained::Publisher,
     router::{Matches, SessionKey},
     session::Arrival,
-    session_queue::{Queued, Scope},
+    session_queue::{Queued, Scope, Shared},
 };
 
 /// Why a message is refused: the code and the Reason String.
@@ -113,9 +114,9 @@ impl Core {
                 None => return Ok(Begun::Repeated),
             },
             QoS::ExactlyOnce => {
-                match session.receive(packet_id, &self.limits, &mut self.change_log)? {
-                    Arrival::New(sequence) => sequence,
-                    Arrival::Refused(sequence) => {
+                let arrival = session.receive(packet_id, &self.limits, &mut self.change_log)?;
+                let Arrival::New(sequence) = arrival else {
+                    if let Arrival::Refused(sequence) = arrival {
                         let (reason, text) = (ReasonCode::QUOTA_EXCEEDED, NO_ROOM_FOR_EXCHANGE);
                         let position = AckPosition {
                             connection,
@@ -124,14 +125,11 @@ impl Core {
                         session.answer(position, reason, Some(text), Barrier::NONE);
                         self.close_if_over_limit(key, connection, reason, Some(text));
                         self.report_refusal(key, Refused::Publish, reason, Some(text));
-                        self.flush_acks(key);
-                        return Ok(Begun::Repeated);
                     }
-                    Arrival::Repeated => {
-                        self.flush_acks(key);
-                        return Ok(Begun::Repeated);
-                    }
-                }
+                    self.flush_acks(key);
+                    return Ok(Begun::Repeated);
+                };
+                sequence
             }
         };
         let exactly_once = qos == QoS::ExactlyOnce;
@@ -154,17 +152,15 @@ impl Core {
         publish: &Publish,
         act: impl FnOnce(&mut Self) -> (ReasonCode, Option<&'a str>),
     ) -> Result<(), Violation> {
-        match self.begin(key, connection, publish.packet_id, publish.qos)? {
-            Begun::HandOver(token) => {
-                let recorded = self.change_log.count();
-                let (reason, text) = act(self);
-                let barrier = self.barrier_since(recorded);
-                match token {
-                    Some(token) => self.acknowledge_after(token, reason, text, barrier),
-                    None => self.counts.dropped += u64::from(reason.is_error()),
-                }
+        let begun = self.begin(key, connection, publish.packet_id, publish.qos)?;
+        if let Begun::HandOver(token) = begun {
+            let recorded = self.change_log.count();
+            let (reason, text) = act(self);
+            let barrier = self.barrier_since(recorded);
+            match token {
+                Some(token) => self.acknowledge_after(token, reason, text, barrier),
+                None => self.counts.dropped += u64::from(reason.is_error()),
             }
-            Begun::Repeated => {}
         }
         Ok(())
     }
@@ -279,31 +275,26 @@ impl Core {
             let Some(((key, first), others)) = own.split_first() else {
                 continue;
             };
-            let subscribed = others
+            let qos = others
                 .iter()
-                .fold(first.qos, |qos, (_, other)| qos.max(other.qos));
-            let as_published = own
-                .iter()
-                .any(|(_, subscription)| subscription.retain_as_published);
+                .fold(first.qos, |qos, (_, it)| qos.max(it.qos));
+            let as_published = own.iter().any(|(_, it)| it.retain_as_published);
+            let ids: Box<[u32]> = own.iter().filter_map(|(_, it)| it.id).collect();
             let delivery = Delivery {
-                qos: subscribed.min(message.qos),
+                qos: qos.min(message.qos),
                 dup: false,
                 retain: message.retain && as_published,
                 packet_id: 0,
-                subscription_ids: &own
-                    .iter()
-                    .filter_map(|(_, subscription)| subscription.id)
-                    .collect::<Box<[u32]>>(),
+                subscription_ids: &ids,
                 expiry_s: remaining_s(&message, now),
             };
-            let scope = if source.reply_session == Some(*key) {
-                Scope::Answer
-            } else {
-                Scope::Session
+            let scope = match source.reply_session == Some(*key) {
+                true => Scope::Answer,
+                false => Scope::Session,
             };
             let last = sessions.peek().is_none() && groups.is_empty();
-            let recording = (scope, has_room);
-            self.forward(*key, &mut message, last, &delivery, recording, now);
+            let queueing = (scope, None, has_room);
+            self.forward(*key, &mut message, last, &delivery, queueing, now);
             count += 1;
         }
         let (served, full) = self.share_among(groups, &mut message, source, has_room, now);
@@ -399,29 +390,36 @@ impl Core {
         returns
     }
 
-    /// Sends a routed message to one session. It goes straight into the output if possible,
-    /// otherwise into the queue. The last session takes the message itself instead of a copy.
-    /// `has_room` is the answer of the log.
+    /// Sends a routed message to one session, as a member of `group` if there is one. It goes
+    /// straight into the output if possible, otherwise into the queue. The last session takes the
+    /// message itself instead of a copy. `has_room` is the answer of the log.
     pub(super) fn forward(
         &mut self,
         key: SessionKey,
         message: &mut Cow<'_, Message>,
         last: bool,
         delivery: &Delivery<'_>,
-        (scope, has_room): (Scope, bool),
+        (scope, group, has_room): (Scope, Option<&Bytes>, bool),
         now: Instant,
     ) {
         self.work += work::delivery(message.payload.len());
         if delivery.qos == QoS::AtMostOnce && self.send_at_once(key, message, delivery, now) {
             return;
         }
+        let shared = group.map(|filter| {
+            Box::new(Shared {
+                filter: filter.clone(),
+                qos: message.qos,
+                retain: message.retain,
+            })
+        });
         self.enqueue(
             key,
             Queued {
                 message: message_for_queue(message, last, delivery),
                 subscription_ids: delivery.subscription_ids.into(),
                 scope,
-                shared: None,
+                shared,
             },
             has_room,
             now,
@@ -429,7 +427,7 @@ impl Core {
     }
 
     /// Sends a QoS 0 message without a copy. Returns false if it must be queued.
-    pub(super) fn send_at_once(
+    fn send_at_once(
         &mut self,
         key: SessionKey,
         message: &Message,
@@ -440,11 +438,8 @@ impl Core {
             return true;
         };
         // QoS 0 messages are not kept for a disconnected client (section 4.3.1).
-        let Some(link) = session
-            .link
-            .as_ref()
-            .filter(|link| !link.output.is_closing())
-        else {
+        let link = session.link.as_ref();
+        let Some(link) = link.filter(|link| !link.output.is_closing()) else {
             return true;
         };
         if !session.queue.is_queue_empty() || !link.resend.is_empty() {
@@ -509,15 +504,8 @@ impl Core {
             sequence: token.sequence,
         };
         if token.exactly_once {
-            let change_log = &mut self.change_log;
-            session.acknowledge_received(
-                token.packet_id,
-                position,
-                reason,
-                text,
-                barrier,
-                change_log,
-            );
+            let (packet_id, log) = (token.packet_id, &mut self.change_log);
+            session.acknowledge_received(packet_id, position, reason, text, barrier, log);
         } else {
             session.answer(position, reason, text, barrier);
         }
@@ -527,7 +515,7 @@ impl Core {
 
 /// The message as it is put into one session's queue. The last session takes the message itself
 /// instead of a copy.
-pub(super) fn message_for_queue(
+fn message_for_queue(
     message: &mut Cow<'_, Message>,
     last: bool,
     delivery: &Delivery<'_>,

@@ -20,13 +20,13 @@ use crate::{
     },
     retained::Publisher,
     router::SessionKey,
-    session::{RestoredSession, RetainedSearch, Session},
+    session::{RetainedSearch, Session},
     session_queue::{Queued, Restored, Scope, SessionQueue},
     topic,
 };
 
 /// Counts of what was dropped because of a limit.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Dropped {
     sessions: usize,
     wills: usize,
@@ -47,9 +47,7 @@ impl Core {
             // A later connection may have brought another will.
             let session = recovery.sessions.get(&number);
             if session.is_some_and(|session| session.will.is_none()) {
-                self.change_log
-                    .session_log(number, true)
-                    .write(Part::NoWill);
+                self.record(number, Part::NoWill);
             }
         }
         for (session, saved) in self.fitting(recovery.sessions, &mut dropped) {
@@ -67,25 +65,22 @@ impl Core {
                 search.newest = self.retained.newest();
             }
         }
-        let Dropped {
-            sessions,
-            wills,
-            subscriptions,
-            messages,
-            retained,
-        } = dropped;
-        if sessions + wills + subscriptions + messages + retained > 0 {
+        if dropped != Dropped::default() {
             tracing::warn!(
-                sessions,
-                wills,
-                subscriptions,
-                messages,
-                retained,
+                sessions = dropped.sessions,
+                wills = dropped.wills,
+                subscriptions = dropped.subscriptions,
+                messages = dropped.messages,
+                retained = dropped.retained,
                 "dropped recovered state that exceeds the configured limits"
             );
-            self.counts.dropped += (messages + retained) as u64;
+            self.counts.dropped += (dropped.messages + dropped.retained) as u64;
         }
         self.change_log.append();
+    }
+
+    fn record(&mut self, session: SessionId, part: Part<'_>) {
+        self.change_log.session_log(session, true).write(part);
     }
 
     /// Records what became of the messages that recovery dropped.
@@ -94,9 +89,9 @@ impl Core {
             let sent = saved.messages.get(&number).and_then(|it| it.packet_id);
             let part = match sent {
                 Some(packet_id) => Part::Released { number, packet_id },
-                None => Part::Removed { number },
+                None => Part::Removed(number),
             };
-            self.change_log.session_log(session, true).write(part);
+            self.record(session, part);
             self.change_log.checkpoint();
         }
     }
@@ -127,7 +122,7 @@ impl Core {
             over.extend(surplus.into_iter().map(|(number, _)| number));
         }
         for number in over {
-            self.change_log.session_log(number, true).write(Part::End);
+            self.record(number, Part::End);
         }
         sessions
     }
@@ -142,16 +137,13 @@ impl Core {
             // A session cannot be kept without its packet ids: the broker would treat the client's
             // duplicates as new messages, unnoticed by the client.
             dropped.sessions += 1;
-            self.change_log.session_log(number, true).write(Part::End);
-            return;
+            return self.record(number, Part::End);
         }
         let mut will = saved.will;
         let will_bytes = will.as_ref().map_or(0, |will| will.message.cost_bytes());
         if self.ledger.total(Kind::State) + will_bytes > state_bytes_max {
             (dropped.wills, will) = (dropped.wills + 1, None);
-            self.change_log
-                .session_log(number, true)
-                .write(Part::NoWill);
+            self.record(number, Part::NoWill);
         }
         let now = self.change_log.clock().taken();
         // A wall clock that was set back must not extend the session.
@@ -164,17 +156,9 @@ impl Core {
         }
         let expiry_s = saved.expiry_s.min(self.limits.session_expiry_max_s);
         if expiry_s != saved.expiry_s {
-            self.change_log
-                .session_log(number, true)
-                .write(Part::Expiry(expiry_s));
+            self.record(number, Part::Expiry(expiry_s));
         }
-        let restored = RestoredSession {
-            owner: saved.owner,
-            expiry_s,
-            will,
-            detached,
-        };
-        session.restore(restored, now + WILL_GRACE);
+        session.restore(saved.owner, expiry_s, will, detached, now + WILL_GRACE);
         // Another place in each run, but derived, so that a simulation can repeat it.
         let started_ms = self.change_log.clock().wall_ms(now);
         let hash = FxBuildHasher.hash_one((number.0, started_ms));
@@ -196,17 +180,13 @@ impl Core {
         dropped: &mut Dropped,
     ) {
         let now = self.change_log.clock().taken();
-        let (bytes_max, total_max) = (
-            self.limits.queue_bytes_max,
-            // The same bound as for any disconnected client.
-            self.limits.queue_bytes_total_max / 2,
-        );
+        let bytes_max = self.limits.queue_bytes_max;
+        // The same bound as for any disconnected client.
+        let total_max = self.limits.queue_bytes_total_max / 2;
         for (number, saved) in messages {
             let queued = saved.content.map(|content| self.queued(content));
-            let expired = saved.packet_id.is_none()
-                && queued
-                    .as_ref()
-                    .is_some_and(|queued| queued.message.is_expired(now));
+            let message = queued.as_ref().map(|queued| &queued.message);
+            let expired = saved.packet_id.is_none() && message.is_some_and(|it| it.is_expired(now));
             let has_room = queued.as_ref().is_none_or(|queued| {
                 queue.has_room(queued.cost_bytes(), bytes_max, total_max, usize::MAX)
             });
@@ -217,16 +197,13 @@ impl Core {
             };
             if expired || !has_room {
                 dropped.messages += usize::from(!expired);
-                let mut log = self.change_log.session_log(session, true);
                 // At QoS 2 the client may remember the packet id, so the exchange is completed
                 // without the message.
-                match restored.exactly_once() {
-                    Some(packet_id) => log.write(Part::Released { number, packet_id }),
-                    None => {
-                        log.write(Part::Removed { number });
-                        continue;
-                    }
-                }
+                let Some(packet_id) = restored.exactly_once() else {
+                    self.record(session, Part::Removed(number));
+                    continue;
+                };
+                self.record(session, Part::Released { number, packet_id });
                 restored.queued = None;
             }
             queue.restore(restored);
@@ -243,10 +220,6 @@ impl Core {
         let Some(session) = session_at(&mut self.sessions, key) else {
             return;
         };
-        let SavedSubscription {
-            subscription,
-            retained_pending,
-        } = saved;
         let limits = &self.limits;
         let fits = topic::check_filter(filter).is_ok()
             && topic::level_count(topic::of_topics(filter)) <= limits.topic_levels_max
@@ -254,9 +227,9 @@ impl Core {
                 .subscription_limit(filter, limits, true, false)
                 .is_none();
         if fits {
-            session.restore_subscription(filter, subscription);
-            self.router.subscribe(filter, key, subscription, false);
-            if retained_pending {
+            session.restore_subscription(filter, saved.subscription);
+            (self.router).subscribe(filter, key, saved.subscription, false);
+            if saved.retained_pending {
                 // All messages, since it is not recorded which ones were sent.
                 let search = RetainedSearch {
                     after: None,
@@ -271,7 +244,7 @@ impl Core {
             dropped.subscriptions += 1;
             session
                 .log(&mut self.change_log)
-                .write(Part::Unsubscribe { filter });
+                .write(Part::Unsubscribe(filter));
         }
     }
 
@@ -286,7 +259,7 @@ impl Core {
             .map(|(client, account)| Publisher { client, account });
         if expired || !self.retained.restore(message, publisher, &self.limits) {
             dropped.retained += usize::from(!expired);
-            self.change_log.write(&Change::RetainedRemoved { topic });
+            self.change_log.write(&Change::RetainedRemoved(topic));
         }
     }
 

@@ -20,9 +20,7 @@ impl Core {
             || (self.may_evict() && self.evict(account, now) && self.fits_session(account))
     }
 
-    /// The refusal that a CONNECT of this client would get at present for lack of room. None if it
-    /// has a session. Without a user, it is that of a client whose address has no sessions. Evicts
-    /// nothing.
+    /// See [`Broker::session_limit`](crate::Broker::session_limit). Evicts nothing.
     pub(crate) fn session_limit(
         &mut self,
         client: &str,
@@ -60,8 +58,7 @@ impl Core {
     }
 
     fn is_owned_by(&self, key: SessionKey, account: &Arc<Account>) -> bool {
-        let session = self.sessions.get(key as usize);
-        session.is_some_and(|it| it.as_ref().is_some_and(|it| it.is_owned_by(account)))
+        self.peek(key).is_some_and(|it| it.is_owned_by(account))
     }
 
     /// The oldest disconnected, empty session, preferring one of this owner if it is among the

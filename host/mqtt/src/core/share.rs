@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::{
     Core,
-    publish::{Source, message_for_queue},
+    publish::Source,
     requester::Requester,
     session_at,
     window::{make_room, remaining_s},
@@ -24,7 +24,7 @@ use crate::{
     limits::work,
     router::{Choice, Match, Subscription},
     session::Session,
-    session_queue::{Orphan, Queued, Scope, Shared},
+    session_queue::{Orphan, Scope},
 };
 
 impl Core {
@@ -69,26 +69,8 @@ impl Core {
         let (key, subscription) =
             self.choose(group, Choice::Next, message, requester, has_room, now)?;
         let delivery = delivery(message, &subscription, now);
-        self.work += work::delivery(message.payload.len());
-        if delivery.qos == QoS::AtMostOnce && self.send_at_once(key, message, &delivery, now) {
-            return Ok(());
-        }
-        let shared = Shared {
-            filter: group.clone(),
-            qos: message.qos,
-            retain: message.retain,
-        };
-        self.enqueue(
-            key,
-            Queued {
-                message: message_for_queue(message, last, &delivery),
-                subscription_ids: delivery.subscription_ids.into(),
-                scope: Scope::Session,
-                shared: Some(Box::new(shared)),
-            },
-            has_room,
-            now,
-        );
+        let queueing = (Scope::Session, Some(group), has_room);
+        self.forward(key, message, last, &delivery, queueing, now);
         Ok(())
     }
 
@@ -194,8 +176,12 @@ enum Unshared {
     LogFull,
 }
 
-/// The options that a message is sent to a member with.
-fn delivery<'a>(message: &Message, subscription: &'a Subscription, now: Instant) -> Delivery<'a> {
+/// The options with which a message is sent for one subscription.
+pub(super) fn delivery<'a>(
+    message: &Message,
+    subscription: &'a Subscription,
+    now: Instant,
+) -> Delivery<'a> {
     Delivery {
         qos: message.qos.min(subscription.qos),
         dup: false,

@@ -5,11 +5,10 @@ use std::{borrow::Cow, cell::RefCell, mem, sync::Arc, time::Instant};
 use bytes::Bytes;
 use statehouse_protocol::ConnectionId;
 
-use super::{Core, requester::Requester, session_at};
+use super::{Core, requester::Requester, session_at, share::delivery};
 use crate::{
     Origin, QoS, ReasonCode, Refused, TopicCheck,
     codec::{self, Delivery, Filter, RetainHandling, Subscribe, Unsubscribe, Violation},
-    core::window::remaining_s,
     limits::work,
     link::Link,
     retained::Entry,
@@ -137,16 +136,10 @@ impl Core {
         if limit.is_some() {
             return Err((ReasonCode::QUOTA_EXCEEDED, limit));
         }
-        let Filter {
-            qos,
-            no_local,
-            retain_as_published,
-            ..
-        } = *filter;
         let subscription = Subscription {
-            qos,
-            no_local,
-            retain_as_published,
+            qos: filter.qos,
+            no_local: filter.no_local,
+            retain_as_published: filter.retain_as_published,
             id,
         };
         let new = session.subscribe(&filter.filter, subscription, &mut self.change_log);
@@ -241,17 +234,13 @@ impl Core {
             return;
         }
         let delivery = Delivery {
-            qos: message.qos.min(subscription.qos),
-            dup: false,
             retain: true,
-            packet_id: 0,
-            subscription_ids: subscription.id.as_slice(),
-            expiry_s: remaining_s(message, now),
+            ..delivery(message, subscription, now)
         };
         // Retained messages own their bytes, so this clone copies nothing.
         let mut message = Cow::Owned(message.clone());
-        let recording = (Scope::Session, self.change_log.has_room());
-        self.forward(key, &mut message, true, &delivery, recording, now);
+        let queueing = (Scope::Session, None, self.change_log.has_room());
+        self.forward(key, &mut message, true, &delivery, queueing, now);
     }
 
     /// Suspends subscriptions that the client is not allowed at present, and resumes those that it

@@ -6,9 +6,9 @@ use std::{mem, time::Instant};
 use bytes::BytesMut;
 use statehouse_protocol::ConnectionId;
 
-use super::{Core, Counts, session_at};
+use super::{Core, session_at};
 use crate::{
-    Limits, Message, ProtocolVersion, QoS, ReasonCode,
+    Limits, Message, ProtocolVersion, QoS, ReasonCode, Stats,
     barrier::Barrier,
     codec::{self, Ack, Delivery, Violation, packet_type as kind},
     exchanges::Known,
@@ -47,7 +47,7 @@ impl Core {
     /// Whether the client's queue has room for the answers to another PUBLISH. The broker stops
     /// reading from a client that sends faster than it reads.
     pub(crate) fn has_room_for_answers(&self, key: SessionKey) -> bool {
-        let Some(session) = self.sessions.get(key as usize).and_then(Option::as_deref) else {
+        let Some(session) = self.peek(key) else {
             return true;
         };
         let own = session.queue.bytes();
@@ -60,7 +60,7 @@ impl Core {
     /// What to do with the first PUBLISH that waits for room for its answers, if the packets behind
     /// it cannot be read otherwise. A quarter of the queue stays for messages of other clients.
     pub(crate) fn relief(&self, key: SessionKey, bytes: usize) -> Relief {
-        let session = self.sessions.get(key as usize).and_then(Option::as_deref);
+        let session = self.peek(key);
         let Some((session, link)) = session.and_then(|it| Some((it, it.link.as_ref()?))) else {
             return Relief::Wait;
         };
@@ -74,23 +74,23 @@ impl Core {
         let limits = &self.limits;
         let own = queue.bytes() + bytes;
         let own_max = limits.queue_bytes_max.min(limits.queue_bytes_total_max) / 4 * 3;
+        let total = queue.total_bytes() + bytes;
         if own <= limits.queue_bytes_reserve {
-            return Relief::Handle;
-        }
-        if own > own_max {
-            return Relief::Refuse;
-        }
-        match queue.total_bytes() + bytes <= limits.queue_bytes_total_max / 4 * 3 {
-            true => Relief::Handle,
-            false => Relief::Wait,
+            Relief::Handle
+        } else if own > own_max {
+            Relief::Refuse
+        } else if total <= limits.queue_bytes_total_max / 4 * 3 {
+            Relief::Handle
+        } else {
+            Relief::Wait
         }
     }
 
     /// Whether the client may begin another PUBLISH. A client of MQTT 3.1.1 does not know the
     /// Receive Maximum, so its PUBLISHes wait while so many of them have no acknowledgement.
     pub(crate) fn has_room_for_publish(&self, key: SessionKey) -> bool {
-        let session = self.sessions.get(key as usize).and_then(Option::as_deref);
-        self.has_room_for_answers(key) && session.is_none_or(|it| !it.must_wait_to_publish())
+        let must_wait = self.peek(key).is_some_and(Session::must_wait_to_publish);
+        self.has_room_for_answers(key) && !must_wait
     }
 
     /// Whether a QoS 2 PUBLISH of this connection's client was answered and has no PUBREL yet.
@@ -100,16 +100,16 @@ impl Core {
         connection: ConnectionId,
         packet_id: u16,
     ) -> bool {
-        let is_open = self.is_open(key, connection);
-        let session = session_at(&mut self.sessions, key).filter(|_| is_open);
-        let known = session.map(|it| it.exchange(packet_id));
+        let known = self
+            .linked(key, connection)
+            .map(|it| it.exchange(packet_id));
         matches!(known, Some(Known::Answered(_)))
     }
 
     /// Sends the PUBREC of an answered QoS 2 PUBLISH again.
     pub(crate) fn answer_again(&mut self, key: SessionKey, packet_id: u16) {
-        let session = session_at(&mut self.sessions, key);
-        if let Some(Known::Answered(reason)) = session.map(|it| it.exchange(packet_id)) {
+        let known = self.session(key).map(|it| it.exchange(packet_id));
+        if let Some(Known::Answered(reason)) = known {
             self.send_when_durable(key, |out, version| {
                 codec::short_ack(out, version, kind::PUBREC, packet_id, reason);
             });
@@ -178,11 +178,8 @@ impl Core {
         }
         self.counts.dropped += 1;
         if present {
-            self.close(
-                key,
-                ReasonCode::QUOTA_EXCEEDED,
-                Some("the message queue of this client is full"),
-            );
+            let text = "the message queue of this client is full";
+            self.close(key, ReasonCode::QUOTA_EXCEEDED, Some(text));
         }
     }
 
@@ -437,7 +434,7 @@ pub(super) fn make_room(
     cost_bytes: usize,
     limits: &Limits,
     change_log: &mut ChangeLog,
-    counts: &mut Counts,
+    counts: &mut Stats,
     now: Instant,
 ) -> bool {
     // Every owner may hold at least as much as one client may.

@@ -45,12 +45,8 @@ impl TopicAliases {
             });
         }
         if publish.topic.is_empty() {
-            let text = "the topic alias has not been set";
-            let name = self.topics.get(&alias).ok_or(Violation {
-                reason: ReasonCode::PROTOCOL_ERROR,
-                text,
-            })?;
-            publish.topic = name.clone();
+            let unset = Violation::protocol("the topic alias has not been set");
+            publish.topic = self.topics.get(&alias).ok_or(unset)?.clone();
         } else {
             self.set(alias, &publish.topic)?;
         }

@@ -108,7 +108,7 @@ impl Session {
         let Some(counted) = self.exchanges.release(packet_id) else {
             return false;
         };
-        self.log(change_log).write(Part::Completed { packet_id });
+        self.log(change_log).write(Part::Completed(packet_id));
         if let Some(link) = self.link.as_mut().filter(|_| counted) {
             link.unreleased -= 1;
         }

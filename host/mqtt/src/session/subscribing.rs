@@ -137,7 +137,7 @@ impl Session {
         let existed = self.subscriptions.remove(filter, &self.client);
         if existed {
             self.retained_searches.remove(filter);
-            self.log(change_log).write(Part::Unsubscribe { filter });
+            self.log(change_log).write(Part::Unsubscribe(filter));
         }
         existed
     }

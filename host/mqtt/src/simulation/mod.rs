@@ -5,4 +5,4 @@ mod time;
 mod wire;
 
 pub use changes::{session_began, session_ended};
-pub use wire::{Socket, Wire};
+pub use wire::Wire;

@@ -4,7 +4,7 @@
 //! are returned. Uses the broker's time and no tasks: everything happens in the call.
 
 use std::{
-    fmt, io, mem,
+    io, mem,
     net::Ipv4Addr,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -19,12 +19,6 @@ use crate::{
     output::{Direct, Output},
 };
 
-/// Takes the bytes that a broker writes to a client.
-pub trait Socket: Send + Sync {
-    /// Takes all bytes of one write. Must not call the broker.
-    fn write(&self, bytes: &[u8]);
-}
-
 /// A connected client. Dropping it ends the connection without DISCONNECT.
 ///
 /// The fields are dropped in this order, as a connection's task does it.
@@ -35,44 +29,20 @@ pub struct Wire {
     inbox: BytesMut,
     /// The output of the connection that this one took over.
     previous: Option<Arc<Output>>,
-    socket: Direction,
+    socket: Arc<dyn Direct>,
     /// What a [`Buffer`] has taken, if the client brought no socket.
     buffer: Option<Arc<Buffer>>,
 }
 
-impl fmt::Debug for Wire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wire")
-            .field("connection", &self.attached.origin.connection)
-            .finish_non_exhaustive()
-    }
-}
-
-/// A socket that takes every byte.
-#[derive(Clone)]
-struct Direction(Arc<dyn Socket>);
-
-impl fmt::Debug for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Direction").finish_non_exhaustive()
-    }
-}
-
-impl Direct for Direction {
-    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes);
-        Ok(bytes.len())
-    }
-}
-
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Buffer(Mutex<Vec<u8>>);
 
-impl Socket for Buffer {
-    fn write(&self, bytes: &[u8]) {
+impl Direct for Buffer {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         // Appending bytes cannot panic half way.
         let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         written.extend_from_slice(bytes);
+        Ok(bytes.len())
     }
 }
 
@@ -86,11 +56,11 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Like [`Wire::connect`], and writes to this socket.
+    /// Like [`Wire::connect`], and writes to this socket, which must take every byte.
     pub fn connect_to(
         broker: &Broker,
         bytes: &[u8],
-        socket: Arc<dyn Socket>,
+        socket: Arc<dyn Direct>,
     ) -> Result<Self, ReasonCode> {
         let mut bytes = BytesMut::from(bytes);
         let connect = match codec::decode_connect(&mut bytes, broker.limits().connect_bytes_max) {
@@ -103,13 +73,11 @@ impl Wire {
             user: Some(connect.client_id.clone()),
             ..Identity::default()
         });
-        let socket = Direction(socket);
-        let output = Output::new(
+        let output = Arc::new(Output::new(
             broker.limits().output_bytes_high,
             broker.outputs(),
-            Some(Arc::new(socket.clone())),
-        );
-        let output = Arc::new(output);
+            Some(socket.clone()),
+        ));
         let accepted = broker
             .lock()
             .connect(
@@ -179,7 +147,7 @@ impl Wire {
             if chunk.is_empty() {
                 return;
             }
-            self.socket.0.write(&chunk);
+            _ = self.socket.try_write(&chunk);
             if output.written(&mut chunk) {
                 let mut core = broker.lock();
                 if core.is_open(*session, origin.connection) {

@@ -39,7 +39,6 @@ fn serving(limits: Limits, service: Arc<dyn Service>) -> Broker {
     Broker::new(options, service)
 }
 
-/// Waits until a condition holds.
 pub(crate) async fn until(condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {
@@ -87,9 +86,10 @@ pub(crate) fn publish(topic: &str, qos: Q, packet_id: u16, payload: impl Into<By
     Packet::Publish(publish)
 }
 
-pub(crate) fn request(topic: &str, qos: Q, packet_id: u16, answer_to: &str) -> Packet {
+/// A request whose Response Topic is `answers`.
+pub(crate) fn request(topic: &str, qos: Q, packet_id: u16) -> Packet {
     let properties = wire::PublishProperties {
-        response_topic: Some(answer_to.to_owned()),
+        response_topic: Some("answers".to_owned()),
         correlation_data: Some(Bytes::copy_from_slice(&packet_id.to_be_bytes())),
         ..Default::default()
     };
@@ -99,7 +99,12 @@ pub(crate) fn request(topic: &str, qos: Q, packet_id: u16, answer_to: &str) -> P
 }
 
 pub(crate) fn subscribe(filter: &str, qos: Q) -> Packet {
-    let mut subscribe = wire::Subscribe::new(wire::Filter::new(filter, qos), None);
+    subscribe_to(&[filter], qos)
+}
+
+pub(crate) fn subscribe_to(filters: &[&str], qos: Q) -> Packet {
+    let filters = filters.iter().map(|it| wire::Filter::new(*it, qos));
+    let mut subscribe = wire::Subscribe::new_many(filters, None);
     subscribe.pkid = 1;
     Packet::Subscribe(subscribe)
 }
@@ -216,6 +221,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
+    /// The next packet, which must be a PUBLISH.
+    pub(crate) async fn message(&mut self) -> wire::Publish {
+        match self.next().await {
+            Some(Packet::Publish(message)) => message,
+            other => panic!("{other:?} instead of PUBLISH"),
+        }
+    }
+
     /// All packets to the end of the connection.
     pub(crate) async fn rest(&mut self) -> Vec<Packet> {
         let mut packets = Vec::new();
@@ -238,7 +251,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 /// logs all calls.
 #[derive(Default)]
 pub(crate) struct Echo {
-    pub(crate) log: Mutex<Vec<(String, Origin)>>,
+    pub(crate) log: Mutex<Vec<(&'static str, Origin)>>,
     /// Ended sessions, each with the number of connections that had ended before.
     pub(crate) ended: Mutex<Vec<(u64, usize)>>,
 }
@@ -250,12 +263,8 @@ impl Echo {
     }
 
     pub(crate) fn count(&self, what: &str) -> usize {
-        self.log
-            .lock()
-            .unwrap()
-            .iter()
-            .filter(|(entry, _)| entry == what)
-            .count()
+        let log = self.log.lock().unwrap();
+        log.iter().filter(|(entry, _)| *entry == what).count()
     }
 }
 
@@ -313,11 +322,8 @@ impl Service for Echo {
     }
 
     fn requests(&self, broker: &Broker, from: &Origin, requests: &mut Vec<Request>) {
-        self.log.lock().unwrap().extend(
-            requests
-                .iter()
-                .map(|_| ("request".to_owned(), from.clone())),
-        );
+        let calls = requests.iter().map(|_| ("request", from.clone()));
+        self.log.lock().unwrap().extend(calls);
         assert!(
             !requests.iter().any(|request| request.topic == "req/panic"),
             "panics on purpose"
@@ -339,10 +345,8 @@ impl Service for Echo {
     }
 
     fn disconnected(&self, _: &Broker, who: &Origin) {
-        self.log
-            .lock()
-            .unwrap()
-            .push(("disconnected".to_owned(), who.clone()));
+        let call = ("disconnected", who.clone());
+        self.log.lock().unwrap().push(call);
     }
 
     fn sessions_ended(&self, _: &Broker, sessions: &[SessionId]) {

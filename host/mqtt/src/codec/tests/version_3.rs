@@ -146,8 +146,8 @@ fn invalid_connects_end_without_a_connack() {
         let Answer::Connack { version, bytes_max } = fault.answer else {
             panic!("{rest:02x?}: {fault:?}")
         };
-        let mut out = BytesMut::new();
-        codec::connack_refused(&mut out, version, fault.violation.reason, None, bytes_max);
+        let Violation { reason, text } = fault.violation;
+        let out = codec::connack_refused(version, reason, text, bytes_max);
         assert_eq!(out, b""[..], "{rest:02x?}");
     }
 }
@@ -174,8 +174,7 @@ fn refused_connects_get_the_codes_of_table_3_1() {
         (R::NOT_AUTHORIZED, b"\x20\x02\0\x05"),
         (R::PROTOCOL_ERROR, b""),
     ] {
-        let mut out = BytesMut::new();
-        codec::connack_refused(&mut out, V311, reason, Some("text"), u32::MAX);
+        let out = codec::connack_refused(V311, reason, "text", u32::MAX);
         assert_eq!(out, packet, "{reason}");
     }
 }

@@ -1,12 +1,11 @@
 //! Messages that wait for a disconnected client: which are kept, and for how long.
 
 use std::{
-    borrow::Cow,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use crate::{Broker, Limits, Message, NoService, QoS, core::Source, testing::*};
+use crate::{Broker, Limits, Message, NoService, QoS, testing::*};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -23,9 +22,7 @@ fn send(broker: &Broker, topic: &'static str, qos: QoS, payloads: &[&'static str
 fn send_expiring(broker: &Broker, topic: &'static str, expires: Option<Instant>, now: Instant) {
     let mut message = Message::new(topic, topic, QoS::AtLeastOnce);
     message.expires = expires;
-    let mut core = broker.lock();
-    core.publish(Cow::Owned(message), Source::default(), now)
-        .unwrap();
+    publish_at(broker, message, now);
 }
 
 /// Regression: messages at QoS 0 behind a closed window stayed in the queue, and took the room of

@@ -9,6 +9,7 @@ use std::{
     time::Instant,
 };
 
+use bytes::Bytes;
 use wire::{DisconnectReasonCode, Packet, PubAckReason, PubRecReason};
 
 use crate::{
@@ -53,18 +54,18 @@ impl Access for Rules {
     }
 }
 
-fn ruled(limits: Limits) -> (Broker, Arc<Rules>) {
+fn ruled(limits: Limits) -> (Broker, Arc<Rules>, Instant) {
     serving(limits, Arc::new(RecordingService::default()))
 }
 
-fn serving(limits: Limits, service: Arc<RecordingService>) -> (Broker, Arc<Rules>) {
+fn serving(limits: Limits, service: Arc<RecordingService>) -> (Broker, Arc<Rules>, Instant) {
     let rules = Arc::new(Rules::default());
     let options = Options {
         limits,
         access: rules.clone(),
         ..Options::default()
     };
-    (Broker::new(options, service), rules)
+    (Broker::new(options, service), rules, Instant::now())
 }
 
 /// A proof that is valid until it is revoked.
@@ -110,14 +111,16 @@ fn acknowledged(peer: &mut Peer) -> Vec<PubAckReason> {
     acks.collect()
 }
 
+/// The client reads and acknowledges all its messages. Returns their topics.
+fn topics(peer: &mut Peer, now: Instant) -> Vec<Bytes> {
+    let messages = peer.read_all(now).into_iter();
+    messages.map(|message| message.topic).collect()
+}
+
 /// Regression: a client that was allowed to publish nothing used up the rate of all clients.
 #[test]
 fn refused_messages_do_not_use_up_the_shared_rate() {
-    let (broker, _) = ruled(Limits {
-        publishes_per_second_total_max: 2,
-        ..Limits::default()
-    });
-    let now = Instant::now();
+    let (broker, _, now) = ruled(limited(|it| it.publishes_per_second_total_max = 2));
     let mut hostile = Peer::new(&broker, &Hello::new("hostile"), now);
     let mut honest = Peer::new(&broker, &Hello::new("honest"), now);
     // Refused by the access control, by the service, and by a limit.
@@ -145,11 +148,8 @@ fn refused_messages_do_not_use_up_the_shared_rate() {
 /// Its message was taken before, and its PUBREC says so.
 #[test]
 fn repetition_of_a_taken_message_counts_as_no_refusal() {
-    let limits = Limits {
-        publishes_per_second_max: 2,
-        ..Limits::default()
-    };
-    let ((broker, rules), now) = (ruled(limits), Instant::now());
+    let limits = limited(|it| it.publishes_per_second_max = 2);
+    let (broker, rules, now) = ruled(limits);
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
     peer.publish("valve", Q::ExactlyOnce, 1, "", now);
     rules.strict.store(true, Ordering::Relaxed);
@@ -175,12 +175,11 @@ fn repetition_of_a_taken_message_counts_as_no_refusal() {
 /// it arrived, and messages that waited for the client were sent although it may not have them.
 #[test]
 fn waiting_messages_obey_the_new_rules() {
-    let (broker, rules) = ruled(Limits {
+    let (broker, rules, now) = ruled(Limits {
         queue_bytes_max: 2000,
         queue_bytes_reserve: 0,
         ..Limits::default()
     });
-    let now = Instant::now();
     let mut a = Peer::new(&broker, &Hello::new("a").window(1), now);
     a.subscribe("secret", Q::AtLeastOnce, now);
     a.subscribe("open", Q::AtLeastOnce, now);
@@ -226,8 +225,7 @@ fn waiting_messages_obey_the_new_rules() {
 /// again, also in a resumed session.
 #[test]
 fn subscription_continues_when_it_is_allowed_again() {
-    let (broker, rules) = ruled(Limits::default());
-    let now = Instant::now();
+    let (broker, rules, now) = ruled(Limits::default());
     let mut stays = Peer::new(&broker, &Hello::new("stays"), now);
     let mut returns = Peer::new(&broker, &Hello::new("returns").expiry(60), now);
     let mut ends = Peer::new(&broker, &Hello::new("ends"), now);
@@ -260,8 +258,7 @@ fn subscription_continues_when_it_is_allowed_again() {
 /// changed, and a group's messages went to another member that had lost the right, too.
 #[test]
 fn queued_messages_of_withdrawn_topics_reach_no_client() {
-    let (broker, rules) = ruled(Limits::default());
-    let now = Instant::now();
+    let (broker, rules, now) = ruled(Limits::default());
     let mut former = Peer::new(&broker, &Hello::new("former").window(1), now);
     former.subscribe("plans/#", Q::AtLeastOnce, now);
     former.subscribe("open", Q::AtLeastOnce, now);
@@ -276,31 +273,17 @@ fn queued_messages_of_withdrawn_topics_reach_no_client() {
     second.subscribe("$share/g/plans/#", Q::AtLeastOnce, now);
     rules.strict.store(true, Ordering::Relaxed);
     broker.recheck();
-    let rest = |peer: &mut Peer| {
-        let mut payloads = Vec::new();
-        loop {
-            let messages = peer.messages();
-            if messages.is_empty() {
-                return payloads;
-            }
-            for message in messages {
-                payloads.push(message.topic.clone());
-                peer.send(&[puback(message.pkid)], now);
-            }
-        }
-    };
     // The first message of each was in flight.
-    assert_eq!(rest(&mut former), ["plans/1", "open"]);
-    assert_eq!(rest(&mut first), ["plans/1"]);
-    assert_eq!(rest(&mut second), [""; 0]);
+    assert_eq!(topics(&mut former, now), ["plans/1", "open"]);
+    assert_eq!(topics(&mut first, now), ["plans/1"]);
+    assert_eq!(topics(&mut second, now), [""; 0]);
 }
 
 /// Regression: a message of the service that was decided before the rules changed, and arrived
 /// after they were applied, stayed in the queue.
 #[test]
 fn message_of_the_service_that_arrives_after_new_rules_does_not_wait() {
-    let (broker, rules) = ruled(Limits::default());
-    let now = Instant::now();
+    let (broker, rules, now) = ruled(Limits::default());
     let mut a = Peer::new(&broker, &Hello::new("a").window(1), now);
     let deliver = |topic: &'static str| {
         let message = Message::new(topic, topic.to_owned(), QoS::AtLeastOnce);
@@ -313,13 +296,8 @@ fn message_of_the_service_that_arrives_after_new_rules_does_not_wait() {
     broker.recheck();
     deliver("secret");
     deliver("open");
-    let mut topics = Vec::new();
-    while let [message] = &a.messages()[..] {
-        topics.push(message.topic.clone());
-        a.send(&[puback(message.pkid)], now);
-    }
     // The first was sent before.
-    assert_eq!(topics, ["secret", "open", "open"]);
+    assert_eq!(topics(&mut a, now), ["secret", "open", "open"]);
     assert_eq!(broker.stats().dropped, 1);
 }
 
@@ -400,8 +378,7 @@ fn resumption_without_rules_examines_no_queued_message() {
 /// the token before it.
 #[test]
 fn reauthentication_with_a_revoked_proof_disconnects() {
-    let (broker, _) = ruled(Limits::default());
-    let now = Instant::now();
+    let (broker, _, now) = ruled(Limits::default());
     let mut client = Peer::new(&broker, &Hello::new("a"), now);
     let key = Key::new();
     reauthenticate(&client, &key);
@@ -410,22 +387,16 @@ fn reauthentication_with_a_revoked_proof_disconnects() {
     key.revoke();
     reauthenticate(&client, &key);
     broker.end_refused(asked);
-    assert_eq!(
-        disconnected(&client.receive()),
-        Some(DisconnectReasonCode::NotAuthorized)
-    );
+    client.assert_disconnected(DisconnectReasonCode::NotAuthorized);
 }
 
 #[test]
 fn reauthentication_of_a_forbidden_client_disconnects() {
-    let (broker, rules) = ruled(Limits::default());
-    let mut client = Peer::new(&broker, &Hello::new("a"), Instant::now());
+    let (broker, rules, now) = ruled(Limits::default());
+    let mut client = Peer::new(&broker, &Hello::new("a"), now);
     rules.strangers.lock().unwrap().insert("a".to_owned());
     reauthenticate(&client, &Key::new());
-    assert_eq!(
-        disconnected(&client.receive()),
-        Some(DisconnectReasonCode::NotAuthorized)
-    );
+    client.assert_disconnected(DisconnectReasonCode::NotAuthorized);
 }
 
 /// Sends a request to the service and returns its token.
@@ -443,8 +414,7 @@ fn answer(broker: &Broker, token: crate::Token) {
 #[test]
 fn answer_is_not_sent_to_unauthorized_clients() {
     let service = Arc::new(RecordingService::default());
-    let (broker, _) = serving(Limits::default(), service.clone());
-    let now = Instant::now();
+    let (broker, _, now) = serving(Limits::default(), service.clone());
     let mut clients = ["requester", "friend", "neighbour"].map(|name| {
         let mut peer = Peer::new(&broker, &Hello::new(name).expiry(0), now);
         peer.subscribe("answers", Q::AtLeastOnce, now);

@@ -1,10 +1,10 @@
 //! Send windows, redeliveries, QoS 2 towards the client, and limited queues.
 
-use std::{borrow::Cow, time::Duration};
+use std::time::Duration;
 
 use wire::{DisconnectReasonCode, Packet, PubRec, PubRecReason};
 
-use crate::{Broker, Limits, Message, QoS, core::Source, testing::*};
+use crate::{Broker, Limits, Message, QoS, testing::*};
 
 fn flood(broker: &Broker, count: usize, qos: QoS) {
     broker.batch(|batch| {
@@ -97,11 +97,8 @@ fn outgoing_qos_2_exchange_follows_the_standard() {
     };
     assert_eq!(rel.reason, wire::PubRelReason::PacketIdentifierNotFound);
     a.send(&[puback(3)], now);
-    assert_eq!(
-        disconnected(&a.receive()),
-        Some(DisconnectReasonCode::ProtocolError),
-        "PUBACK for QoS 2"
-    );
+    // A PUBACK for a QoS 2 message.
+    a.assert_disconnected(DisconnectReasonCode::ProtocolError);
 }
 
 #[test]
@@ -118,10 +115,7 @@ fn connected_client_with_a_full_queue_is_disconnected() {
     quick.subscribe("t", Q::AtMostOnce, now);
     flood(&broker, 100, QoS::AtLeastOnce);
     assert_eq!(quick.messages().len(), 100);
-    assert_eq!(
-        disconnected(&slow.receive()),
-        Some(DisconnectReasonCode::QuotaExceeded)
-    );
+    slow.assert_disconnected(DisconnectReasonCode::QuotaExceeded);
     assert!(broker.stats().queued_bytes <= 10_000);
     assert_eq!(broker.stats().disconnected, 1);
     slow.lose(now);
@@ -135,10 +129,7 @@ fn connected_client_with_a_full_queue_is_disconnected() {
 
 #[test]
 fn full_queue_of_an_absent_client_drops_the_newest() {
-    let (broker, now) = start(Limits {
-        queue_bytes_max: 2000,
-        ..Limits::default()
-    });
+    let (broker, now) = start(limited(|it| it.queue_bytes_max = 2000));
     Peer::leave_subscribed(&broker, "a", now);
     flood(&broker, 100, QoS::AtLeastOnce);
     let stats = broker.stats();
@@ -202,10 +193,7 @@ fn backlog_of_absent_clients_does_not_block_present_ones() {
 
 #[test]
 fn output_above_its_mark_waits_in_the_queue_and_keeps_its_order() {
-    let (broker, now) = start(Limits {
-        output_bytes_high: 500,
-        ..Limits::default()
-    });
+    let (broker, now) = start(limited(|it| it.output_bytes_high = 500));
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     a.subscribe("t", Q::AtLeastOnce, now);
     flood(&broker, 1000, QoS::AtMostOnce);
@@ -238,19 +226,12 @@ fn packet_ids_wrap_around_and_skip_ids_in_use() {
 /// Regression: a queue full of expired messages dropped the new ones.
 #[test]
 fn expired_messages_do_not_keep_fresh_ones_out() {
-    let limits = Limits {
-        queue_bytes_max: 5000,
-        ..Limits::default()
-    };
-    let (broker, now) = start(limits);
+    let (broker, now) = start(limited(|it| it.queue_bytes_max = 5000));
     Peer::leave_subscribed(&broker, "a", now);
     let publish = |text: &str, expires, at| {
         let mut message = Message::new("t", text.to_owned(), QoS::AtLeastOnce);
         message.expires = expires;
-        broker
-            .lock()
-            .publish(Cow::Owned(message), Source::default(), at)
-            .unwrap();
+        publish_at(&broker, message, at);
     };
     for _ in 0..100 {
         publish("old", Some(now + Duration::from_secs(1)), now);

@@ -17,13 +17,6 @@ use crate::{
     persist::Brake, testing::*,
 };
 
-/// A broker with a log that releases every record at once.
-fn broker() -> (Arc<TestLog>, Broker, Instant) {
-    let (log, now) = (TestLog::new(true), Instant::now());
-    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
-    (log, broker, now)
-}
-
 /// Publishes at QoS 1 and returns the reason of the PUBACK.
 fn ask(peer: &mut Peer, message: Packet, now: Instant) -> PubAckReason {
     peer.send(&[message], now);
@@ -36,30 +29,26 @@ fn ask(peer: &mut Peer, message: Packet, now: Instant) -> PubAckReason {
 
 #[test]
 fn full_log_refuses_retained_messages_but_not_removals() {
-    let (log, broker, now) = broker();
+    let (log, broker, now) = logged(Limits::default());
     let mut peer = Peer::new(&broker, &Hello::new("a"), now);
-    let mut retain = |id, payload| {
-        let message = retained("t", Q::AtLeastOnce, id, payload);
-        ask(&mut peer, message, now)
-    };
-    let accepted = retain(1, "first");
-    assert_eq!(accepted, PubAckReason::NoMatchingSubscribers);
-    log.set_full(true);
-    let refused = retain(2, "second");
-    assert_eq!(refused, PubAckReason::QuotaExceeded);
-    assert_eq!(broker.stats().retained, 1);
-    // A removal needs no room.
-    let removed = retain(3, "");
-    assert_eq!(removed, PubAckReason::NoMatchingSubscribers);
-    assert_eq!(broker.stats().retained, 0);
-    log.set_full(false);
-    let accepted = retain(4, "fourth");
-    assert_eq!(accepted, PubAckReason::NoMatchingSubscribers);
+    let accepted = PubAckReason::NoMatchingSubscribers;
+    for (is_full, payload, expected, left) in [
+        (false, "first", accepted, 1),
+        (true, "second", PubAckReason::QuotaExceeded, 1),
+        // A removal needs no room.
+        (true, "", accepted, 0),
+        (false, "fourth", accepted, 1),
+    ] {
+        log.set_full(is_full);
+        let reason = ask(&mut peer, retained("t", Q::AtLeastOnce, 1, payload), now);
+        let count = broker.stats().retained;
+        assert_eq!((reason, count), (expected, left), "{payload:?}");
+    }
 }
 
 #[test]
 fn full_log_refuses_messages_for_durable_sessions_only() {
-    let (log, broker, now) = broker();
+    let (log, broker, now) = logged(Limits::default());
     let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
     let mut transient = Peer::new(&broker, &Hello::new("transient").expiry(0), now);
     durable.subscribe("kept", Q::ExactlyOnce, now);
@@ -78,10 +67,8 @@ fn full_log_refuses_messages_for_durable_sessions_only() {
         assert_eq!(accepted, PubAckReason::Success, "{topic}");
     }
     publisher.publish("kept", Q::ExactlyOnce, 2, "x", now);
-    assert!(matches!(
-        publisher.receive()[..],
-        [Packet::PubRec(ref ack)] if ack.reason == PubRecReason::QuotaExceeded
-    ));
+    let refused = PubRecReason::QuotaExceeded;
+    assert_packets!(publisher.receive(), [Packet::PubRec(ack)] if ack.reason == refused);
     // QoS 0 messages are not stored, so they pass.
     publisher.publish("kept", Q::AtMostOnce, 0, "0", now);
     assert_eq!(durable.payloads(), ["lost", "0"]);
@@ -97,7 +84,7 @@ fn full_log_refuses_messages_for_durable_sessions_only() {
 /// Its message was taken before, and its PUBREC says so.
 #[test]
 fn full_log_does_not_refuse_the_repetition_of_a_taken_message() {
-    let (log, broker, now) = broker();
+    let (log, broker, now) = logged(Limits::default());
     Peer::leave_subscribed(&broker, "reader", now);
     let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
     publisher.publish("t", Q::ExactlyOnce, 1, "x", now);
@@ -116,7 +103,7 @@ fn full_log_does_not_refuse_the_repetition_of_a_taken_message() {
 /// A message that no member could be sent again after a crash is not acknowledged.
 #[test]
 fn full_log_refuses_messages_for_groups_of_durable_sessions_only() {
-    let (log, broker, now) = broker();
+    let (log, broker, now) = logged(Limits::default());
     let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
     let mut transient = Peer::new(&broker, &Hello::new("transient").expiry(0), now);
     let mut plain = Peer::new(&broker, &Hello::new("plain").expiry(0), now);
@@ -198,7 +185,7 @@ fn log_that_fills_during_a_publish_holds_all_its_messages() {
 #[test]
 fn full_log_does_not_withhold_retained_messages() {
     for (qos, expected) in [(Q::AtLeastOnce, &["kept"][..]), (Q::ExactlyOnce, &[])] {
-        let (log, broker, now) = broker();
+        let (log, broker, now) = logged(Limits::default());
         let mut durable = Peer::new(&broker, &Hello::new("durable"), now);
         durable.subscribe("t", qos, now);
         let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
@@ -216,7 +203,7 @@ fn full_log_does_not_withhold_retained_messages() {
 /// 3.14.2.2.2).
 #[test]
 fn full_log_does_not_turn_a_normal_disconnect_into_a_violation() {
-    let (log, broker, now) = broker();
+    let (log, broker, now) = logged(Limits::default());
     let mut watcher = Peer::new(&broker, &Hello::new("watcher").expiry(0), now);
     watcher.subscribe("gone", Q::AtMostOnce, now);
     log.set_full(true);
@@ -239,7 +226,7 @@ fn expiry(peer: &Peer) -> Option<u32> {
 /// A session that ends at the CONNECT of its client is not resumed.
 #[test]
 fn full_log_makes_sessions_transient_that_replace_others() {
-    let (log, broker, now) = broker();
+    let (log, broker, now) = logged(Limits::default());
     let _lost = Peer::new(&broker, &Hello::new("lost").expiry(0), now);
     Peer::leave_subscribed(&broker, "taken", now);
     log.set_full(true);
@@ -252,7 +239,7 @@ fn full_log_makes_sessions_transient_that_replace_others() {
 
 #[test]
 fn full_log_makes_new_sessions_transient_and_resumes_old_ones() {
-    let (log, broker, now) = broker();
+    let (log, broker, now) = logged(Limits::default());
     Peer::leave_subscribed(&broker, "old", now);
     log.set_full(true);
     let mut new = Peer::new(&broker, &Hello::new("new"), now);
@@ -275,7 +262,7 @@ fn full_log_makes_new_sessions_transient_and_resumes_old_ones() {
 /// retained.
 #[test]
 fn full_log_keeps_new_wills_in_memory_only() {
-    let (log, broker, now) = broker();
+    let (log, broker, now) = logged(Limits::default());
     let mut will = Hello::new("recorded").will("gone", "recorded", 0);
     will.will.as_mut().unwrap().retain = true;
     let recorded = Peer::new(&broker, &will, now);

@@ -12,86 +12,99 @@ use wire::{DisconnectReasonCode, Packet};
 
 use crate::{Broker, ImageCursor, Limits, Message, NoService, PropertiesBuilder, QoS, testing::*};
 
-const CLIENTS: [&str; 3] = ["a", "b", "c"];
-const FILTERS: [&str; 4] = ["t/0", "t/+", "#", "t/1"];
-const TOPICS: [&str; 3] = ["t/0", "t/1", "u"];
+const CLIENTS: &[&str] = &["a", "b", "c"];
+const FILTERS: &[&str] = &["t/0", "t/+", "#", "t/1"];
+const TOPICS: &[&str] = &["t/0", "t/1", "u"];
 
+/// A step of the test. The first six variants concern one client.
 #[derive(Debug, Clone)]
 enum Action {
-    Connect {
-        client: usize,
-        expiry_s: u32,
-        clean: bool,
-        will: bool,
-    },
-    Lose(usize),
-    Disconnect {
-        client: usize,
-        expiry_s: u32,
-    },
-    Subscribe {
-        client: usize,
-        filter: usize,
-        qos: u8,
-    },
-    Unsubscribe {
-        client: usize,
-        filter: usize,
-    },
-    Publish {
-        client: usize,
-        topic: usize,
-        qos: u8,
-        retain: bool,
-        empty: bool,
-    },
-    Release {
-        client: usize,
-    },
-    FromBroker {
-        topic: usize,
-        qos: u8,
-        expires_s: Option<u8>,
-    },
-    Deliver {
-        client: usize,
-        qos: u8,
-    },
+    Connect(Hello),
+    Lose,
+    /// DISCONNECT with this Session Expiry Interval.
+    Disconnect(u32),
+    Send(Packet),
+    /// The broker sends a message to this connection only.
+    Deliver(Message),
     /// The client reads and acknowledges this many packets. A QoS 2 message needs two steps.
-    Acknowledge {
-        client: usize,
-        steps: usize,
-    },
+    Acknowledge(usize),
+    /// The broker publishes a message, which expires after these seconds, if there are any.
+    Publish(Message, Option<u8>),
     Wait(u8),
     Piece,
     BeginImage,
     Crash,
 }
 
-fn action() -> impl Strategy<Value = Action> {
-    let client = || 0..CLIENTS.len();
-    let qos = || 0_u8..3;
-    prop_oneof![
-        3 => (client(), prop_oneof![Just(0_u32), Just(5), Just(1000)], prop::bool::weighted(0.2), any::<bool>())
-            .prop_map(|(client, expiry_s, clean, will)| Action::Connect { client, expiry_s, clean, will }),
-        1 => client().prop_map(Action::Lose),
-        1 => (client(), prop_oneof![Just(0_u32), Just(7)])
-            .prop_map(|(client, expiry_s)| Action::Disconnect { client, expiry_s }),
-        3 => (client(), 0..FILTERS.len(), qos())
-            .prop_map(|(client, filter, qos)| Action::Subscribe { client, filter, qos }),
-        1 => (client(), 0..FILTERS.len()).prop_map(|(client, filter)| Action::Unsubscribe { client, filter }),
-        6 => (client(), 0..TOPICS.len(), qos(), prop::bool::weighted(0.3), prop::bool::weighted(0.2))
-            .prop_map(|(client, topic, qos, retain, empty)| Action::Publish { client, topic, qos, retain, empty }),
-        2 => client().prop_map(|client| Action::Release { client }),
-        3 => (0..TOPICS.len(), qos(), prop::option::of(0_u8..10))
-            .prop_map(|(topic, qos, expires_s)| Action::FromBroker { topic, qos, expires_s }),
-        2 => (client(), qos()).prop_map(|(client, qos)| Action::Deliver { client, qos }),
-        5 => (client(), 1_usize..4).prop_map(|(client, steps)| Action::Acknowledge { client, steps }),
+fn connect() -> impl Strategy<Value = Action> {
+    let expiry_s = prop_oneof![Just(0_u32), Just(5), Just(1000)];
+    let hello = (expiry_s, prop::bool::weighted(0.2), any::<bool>());
+    hello.prop_map(|(expiry_s, clean, has_will)| {
+        let mut hello = Hello::new("").expiry(expiry_s).window(2);
+        hello.connect.clean_start = clean;
+        if has_will {
+            hello = hello.will("u", "will", expiry_s / 2);
+        }
+        Action::Connect(hello)
+    })
+}
+
+fn subscription() -> impl Strategy<Value = Action> {
+    (prop::sample::select(FILTERS), 0_u8..3).prop_map(|(filter, qos)| {
+        let mut filter = wire::Filter::new(filter, wire_qos(qos));
+        filter.nolocal = qos == 1;
+        filter.preserve_retain = qos == 2;
+        let id = (qos > 0).then_some(usize::from(qos) * 200);
+        Action::Send(subscribe_to([filter], id))
+    })
+}
+
+fn publication() -> impl Strategy<Value = Action> {
+    let flags = (prop::bool::weighted(0.3), prop::bool::weighted(0.2));
+    let packet = (prop::sample::select(TOPICS), 0_u8..3, 1_u16..6, flags);
+    packet.prop_map(|(topic, qos, id, (retain, empty))| {
+        let payload = if empty { "" } else { "payload" };
+        let id = if qos == 0 { 0 } else { id };
+        let mut publish = publish(topic, wire_qos(qos), id, payload);
+        publish.retain = retain;
+        Action::Send(Packet::Publish(publish))
+    })
+}
+
+/// The broker publishes a message, which it retains if it expires late.
+fn from_broker(topic: &'static str, qos: u8, expires_s: Option<u8>) -> Action {
+    let mut message = Message::new(topic, "from the broker", core_qos(qos));
+    message.properties = PropertiesBuilder::new().user("k", "v").finish().unwrap();
+    message.retain = expires_s.is_some_and(|seconds| seconds > 5);
+    Action::Publish(message, expires_s)
+}
+
+/// An action, and the client that it concerns.
+fn action() -> impl Strategy<Value = (usize, Action)> {
+    let unsubscribed = |filter: &str| Action::Send(unsubscribe(&[filter]));
+    let delivered = |qos| Action::Deliver(Message::new("t/0", "delivered", core_qos(qos)));
+    let messages = (
+        prop::sample::select(TOPICS),
+        0_u8..3,
+        prop::option::of(0_u8..10),
+    );
+    let actions = prop_oneof![
+        3 => connect(),
+        1 => Just(Action::Lose),
+        1 => prop_oneof![Just(0_u32), Just(7)].prop_map(Action::Disconnect),
+        3 => subscription(),
+        1 => prop::sample::select(FILTERS).prop_map(unsubscribed),
+        6 => publication(),
+        2 => (1_u16..6).prop_map(|id| Action::Send(pubrel(id))),
+        3 => messages.prop_map(|(topic, qos, expires_s)| from_broker(topic, qos, expires_s)),
+        2 => (0_u8..3).prop_map(delivered),
+        5 => (1_usize..4).prop_map(Action::Acknowledge),
         1 => (0_u8..8).prop_map(Action::Wait),
         4 => Just(Action::Piece),
         1 => Just(Action::BeginImage),
         1 => Just(Action::Crash),
-    ]
+    ];
+    (0..CLIENTS.len(), actions)
 }
 
 /// The pieces of a snapshot, and the number of records when it was begun.
@@ -110,7 +123,6 @@ struct World {
     now: Instant,
     peers: [Option<Peer>; 3],
     inboxes: [Vec<Packet>; 3],
-    packet_id: u16,
     image: Image,
 }
 
@@ -135,7 +147,6 @@ impl World {
             now: began,
             peers: Default::default(),
             inboxes: Default::default(),
-            packet_id: 0,
             image: Image::default(),
         }
     }
@@ -189,51 +200,15 @@ impl World {
         self.send(client, answer);
     }
 
-    fn act(&mut self, action: Action) {
+    fn act(&mut self, client: usize, action: Action) {
         match action {
-            Action::Connect {
-                client,
-                expiry_s,
-                clean,
-                will,
-            } => self.connect(client, expiry_s, clean, will),
-            Action::Lose(client) => self.lose(client),
-            Action::Disconnect { client, expiry_s } => self.disconnect(client, expiry_s),
-            Action::Subscribe {
-                client,
-                filter,
-                qos,
-            } => self.subscribe(client, filter, qos),
-            Action::Unsubscribe { client, filter } => {
-                self.send(client, unsubscribe(&[FILTERS[filter]]));
-            }
-            Action::Publish {
-                client,
-                topic,
-                qos,
-                retain,
-                empty,
-            } => {
-                self.packet_id = self.packet_id % 5 + 1;
-                let payload = if empty { "" } else { "payload" };
-                let id = if qos == 0 { 0 } else { self.packet_id };
-                let mut publish = publish(TOPICS[topic], wire_qos(qos), id, payload);
-                publish.retain = retain;
-                self.send(client, Packet::Publish(publish));
-            }
-            Action::Release { client } => {
-                let id = self.packet_id.max(1);
-                self.send(client, pubrel(id));
-            }
-            Action::FromBroker {
-                topic,
-                qos,
-                expires_s,
-            } => self.publish_from_broker(topic, qos, expires_s),
-            Action::Deliver { client, qos } => self.deliver(client, qos),
-            Action::Acknowledge { client, steps } => {
-                (0..steps).for_each(|_| self.acknowledge(client));
-            }
+            Action::Connect(hello) => self.connect(client, hello),
+            Action::Lose => self.lose(client),
+            Action::Disconnect(expiry_s) => self.disconnect(client, expiry_s),
+            Action::Send(packet) => self.send(client, packet),
+            Action::Deliver(message) => self.deliver(client, message),
+            Action::Acknowledge(steps) => (0..steps).for_each(|_| self.acknowledge(client)),
+            Action::Publish(message, expires_s) => self.publish(message, expires_s),
             Action::Wait(seconds) => self.wait(seconds),
             Action::Piece => self.piece(),
             Action::BeginImage => self.begin_image(),
@@ -241,13 +216,9 @@ impl World {
         }
     }
 
-    fn connect(&mut self, client: usize, expiry_s: u32, clean: bool, will: bool) {
+    fn connect(&mut self, client: usize, mut hello: Hello) {
         self.inboxes[client].clear();
-        let mut hello = Hello::new(CLIENTS[client]).expiry(expiry_s).window(2);
-        hello.connect.clean_start = clean;
-        if will {
-            hello = hello.will("u", "will", expiry_s / 2);
-        }
+        hello.connect.client_id = CLIENTS[client].to_owned();
         // The task of the old connection notices the takeover later.
         let old = self.peers[client].take();
         self.peers[client] = Some(Peer::new(&self.broker, &hello, self.now));
@@ -264,27 +235,15 @@ impl World {
         self.lose(client);
     }
 
-    fn subscribe(&mut self, client: usize, filter: usize, qos: u8) {
-        let mut filter = wire::Filter::new(FILTERS[filter], wire_qos(qos));
-        filter.nolocal = qos == 1;
-        filter.preserve_retain = qos == 2;
-        let id = (qos > 0).then_some(usize::from(qos) * 200);
-        self.send(client, subscribe_to([filter], id));
-    }
-
-    fn publish_from_broker(&mut self, topic: usize, qos: u8, expires_s: Option<u8>) {
+    fn publish(&mut self, mut message: Message, expires_s: Option<u8>) {
         let now = self.now;
-        let mut message = Message::new(TOPICS[topic], "from the broker", core_qos(qos));
-        message.properties = PropertiesBuilder::new().user("k", "v").finish().unwrap();
-        message.retain = expires_s.is_some_and(|seconds| seconds > 5);
         message.expires = expires_s.map(|seconds| now + Duration::from_secs(seconds.into()));
         let source = crate::core::Source::default();
         _ = self.broker.lock().publish(Cow::Owned(message), source, now);
     }
 
-    fn deliver(&mut self, client: usize, qos: u8) {
+    fn deliver(&mut self, client: usize, message: Message) {
         if let Some(Peer { origin, .. }) = &self.peers[client] {
-            let message = Message::new("t/0", "delivered", core_qos(qos));
             let mut core = self.broker.lock();
             _ = core.deliver(&origin.client, origin.connection, message, self.now);
         }
@@ -292,12 +251,8 @@ impl World {
 
     fn wait(&mut self, seconds: u8) {
         self.now += Duration::from_secs(seconds.into());
-        while self
-            .broker
-            .lock()
-            .run_deadlines(self.now)
-            .is_some_and(|at| at <= self.now)
-        {}
+        let run = || self.broker.lock().run_deadlines(self.now);
+        while run().is_some_and(|at| at <= self.now) {}
     }
 
     fn crash(&mut self) {
@@ -323,8 +278,8 @@ proptest! {
     #[test]
     fn images_and_changes_converge(actions in prop::collection::vec(action(), 1..120)) {
         let mut world = World::new();
-        for action in actions {
-            world.act(action);
+        for (client, action) in actions {
+            world.act(client, action);
         }
         while !world.image.over {
             world.piece();
@@ -347,11 +302,7 @@ fn pieces_are_about_the_requested_size() {
     peer.subscribe("#", Q::AtLeastOnce, world.now);
     peer.lose(world.now);
     for _ in 0..10 {
-        world.act(Action::FromBroker {
-            topic: 0,
-            qos: 1,
-            expires_s: Some(9),
-        });
+        world.act(0, from_broker("t/0", 1, Some(9)));
     }
     let whole = image(&world.broker, 1 << 20);
     assert_eq!(whole.len(), 1);

@@ -22,13 +22,6 @@ fn with_large_will(client: &str) -> Hello {
     Hello::new(client).will("gone", &"x".repeat(WILL_BYTES), 1000)
 }
 
-fn limits(state_bytes_total_max: usize) -> Limits {
-    Limits {
-        state_bytes_total_max,
-        ..Limits::default()
-    }
-}
-
 /// How many of `count` visits with a large will are accepted.
 fn visits(broker: &Broker, user: &str, count: usize, now: Instant) -> usize {
     let clients = (0..count).map(|n| with_large_will(&format!("{user}-{n}")));
@@ -46,7 +39,7 @@ fn visits(broker: &Broker, user: &str, count: usize, now: Instant) -> usize {
 #[test]
 fn wills_are_bounded_and_shared_among_users() {
     let max = 1 << 20;
-    let (broker, now) = (broker(limits(max)), Instant::now());
+    let (broker, now) = start(limited(|it| it.state_bytes_total_max = max));
     let greedy = visits(&broker, "greedy", 100, now);
     assert!((10..=13).contains(&greedy), "{greedy} of the 17 that fit");
     assert!(visits(&broker, "another", 100, now) >= 3);
@@ -74,7 +67,7 @@ fn reasons(packets: &[Packet]) -> Vec<PubRecReason> {
 #[test]
 fn unreleased_qos_2_messages_are_bounded_over_all_sessions() {
     let max = 256 << 10;
-    let (broker, now) = (broker(limits(max)), Instant::now());
+    let (broker, now) = start(limited(|it| it.state_bytes_total_max = max));
     let mut peers = Vec::new();
     for n in 0..40 {
         let mut peer = Peer::new(&broker, &Hello::new(&format!("peer-{n}")), now);
@@ -120,7 +113,7 @@ fn aliased(topic: &str, alias: u16) -> Packet {
 #[test]
 fn topic_aliases_are_bounded_in_bytes() {
     let quota = Some(DisconnectReasonCode::QuotaExceeded);
-    let (broker, now) = (broker(limits(1 << 20)), Instant::now());
+    let (broker, now) = start(limited(|it| it.state_bytes_total_max = 1 << 20));
     let long = |n: usize| format!("{n:065000}");
     let mut one = Peer::new(&broker, &Hello::new("one"), now);
     one.send(&[aliased(&long(1), 1), aliased(&long(2), 1)], now);
@@ -154,7 +147,7 @@ fn unfinished_deliveries_count_against_the_queue() {
         in_flight_max: 100,
         ..Limits::default()
     };
-    let (broker, now) = (broker(limits), Instant::now());
+    let (broker, now) = start(limits);
     let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
     let mut reader = Peer::new(&broker, &Hello::new("reader"), now);
     reader.subscribe("t", Q::ExactlyOnce, now);
@@ -188,7 +181,7 @@ fn start_above_the_state_limit_drops_the_excess() {
     }
     drop(before);
     let max = 256 << 10;
-    let after = start(limits(max));
+    let after = start(limited(|it| it.state_bytes_total_max = max));
     let stats = after.stats();
     assert!(stats.state_bytes <= max, "{stats:?}");
     // Sessions survive without their wills, but not without the packet ids that they remember.
@@ -204,8 +197,7 @@ fn start_above_the_state_limit_drops_the_excess() {
 
 #[test]
 fn recovery_limits_wills_and_messages() {
-    let (log, now) = (TestLog::new(true), Instant::now());
-    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
+    let (log, broker, now) = logged(Limits::default());
     Peer::leave_subscribed(&broker, "reader", now);
     let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
     for id in 1..=100 {
@@ -241,8 +233,7 @@ fn recovery_limits_wills_and_messages() {
 /// A message that the snapshot and a later record hold takes room once.
 #[test]
 fn recovery_keeps_messages_that_fill_their_limit() {
-    let (log, now) = (TestLog::new(true), Instant::now());
-    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
+    let (log, broker, now) = logged(Limits::default());
     Peer::leave_subscribed(&broker, "reader", now);
     let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
     let before = log.len();
@@ -250,10 +241,7 @@ fn recovery_keeps_messages_that_fill_their_limit() {
         writer.publish("t", Q::AtLeastOnce, id, "x", now);
     }
     let queued = broker.stats().queued_bytes;
-    let limits = Limits {
-        queue_bytes_total_max: queued.div_ceil(2),
-        ..Limits::default()
-    };
+    let limits = limited(|it| it.queue_bytes_total_max = queued.div_ceil(2));
     let mut recovery = Recovery::within(&limits);
     for piece in image(&broker, 1 << 20) {
         recovery.apply(&piece).unwrap();
@@ -265,9 +253,8 @@ fn recovery_keeps_messages_that_fill_their_limit() {
 
 /// A log of `count` messages of more than a kilobyte to an absent client, of which it has
 /// acknowledged the first ones.
-fn log_of_messages(count: u16, acknowledged: usize, now: Instant) -> Arc<TestLog> {
-    let log = TestLog::new(true);
-    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
+fn log_of_messages(count: u16, acknowledged: usize) -> (Arc<TestLog>, Instant) {
+    let (log, broker, now) = logged(Limits::default());
     Peer::leave_subscribed(&broker, "reader", now);
     let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
     for id in 1..=count {
@@ -278,19 +265,12 @@ fn log_of_messages(count: u16, acknowledged: usize, now: Instant) -> Arc<TestLog
     for message in reader.messages().iter().take(acknowledged) {
         reader.send(&[puback(message.pkid)], now);
     }
-    log
+    (log, now)
 }
 
 fn message_count(recovery: &Recovery) -> usize {
     let sessions = recovery.sessions.values();
     sessions.map(|it| it.messages.len()).sum()
-}
-
-fn queue_limits(queue_bytes_total_max: usize) -> Limits {
-    Limits {
-        queue_bytes_total_max,
-        ..Limits::default()
-    }
 }
 
 fn restored_to(log: &Arc<TestLog>, limits: Limits, recovery: Recovery, now: Instant) -> Broker {
@@ -307,8 +287,8 @@ fn restored_to(log: &Arc<TestLog>, limits: Limits, recovery: Recovery, now: Inst
 /// Connected clients may exceed the total by their reserves, and a snapshot by its pieces.
 #[test]
 fn recovery_keeps_messages_beyond_the_total_that_fit_later() {
-    let log = log_of_messages(30, 25, Instant::now());
-    let mut recovery = Recovery::within(&queue_limits(20_000));
+    let (log, _) = log_of_messages(30, 25);
+    let mut recovery = Recovery::within(&limited(|it| it.queue_bytes_total_max = 20_000));
     log.replay(&mut recovery, 0);
     assert_eq!((message_count(&recovery), recovery.lost_messages()), (5, 0));
 }
@@ -316,16 +296,16 @@ fn recovery_keeps_messages_beyond_the_total_that_fit_later() {
 /// A lost message that its client acknowledged later needs no record.
 #[test]
 fn recovery_forgets_lost_messages_that_were_acknowledged() {
-    let log = log_of_messages(20, 20, Instant::now());
-    let mut recovery = Recovery::within(&queue_limits(5_000));
+    let (log, _) = log_of_messages(20, 20);
+    let mut recovery = Recovery::within(&limited(|it| it.queue_bytes_total_max = 5_000));
     log.replay(&mut recovery, 0);
     assert_eq!((message_count(&recovery), recovery.lost_messages()), (0, 0));
 }
 
 #[test]
 fn messages_beyond_the_limit_of_recovery_are_recorded_as_removed() {
-    let now = Instant::now();
-    let (log, limits) = (log_of_messages(20, 0, now), queue_limits(5_000));
+    let (log, now) = log_of_messages(20, 0);
+    let limits = limited(|it| it.queue_bytes_total_max = 5_000);
     let mut recovery = Recovery::within(&limits);
     log.replay(&mut recovery, 0);
     assert!(recovery.lost_messages() > 0);
@@ -341,14 +321,13 @@ fn messages_beyond_the_limit_of_recovery_are_recorded_as_removed() {
 /// The client may remember the packet id. It would take another message with it for a repetition.
 #[test]
 fn lost_messages_that_were_sent_at_qos_2_are_completed() {
-    let (log, now) = (TestLog::new(true), Instant::now());
-    let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
+    let (log, broker, now) = logged(Limits::default());
     let mut reader = Peer::new(&broker, &Hello::new("reader"), now);
     reader.subscribe("t", Q::ExactlyOnce, now);
     let mut writer = Peer::new(&broker, &Hello::new("writer"), now);
     writer.publish("t", Q::ExactlyOnce, 1, "x", now);
     let packet_id = reader.messages()[0].pkid;
-    let mut recovery = Recovery::within(&queue_limits(1));
+    let mut recovery = Recovery::within(&limited(|it| it.queue_bytes_total_max = 1));
     log.replay(&mut recovery, 0);
     assert_eq!(recovery.lost_messages(), 1);
     let broker = restored_to(&log, Limits::default(), recovery, now);
@@ -357,22 +336,12 @@ fn lost_messages_that_were_sent_at_qos_2_are_completed() {
     let lost = sessions.find_map(|it| it.messages.values().next()).unwrap();
     assert_eq!((lost.packet_id, &lost.content), (Some(packet_id), &None));
     let packets = Peer::new(&broker, &Hello::new("reader"), now).receive();
-    assert!(
-        matches!(&packets[..], [Packet::PubRel(it)] if it.pkid == packet_id),
-        "{packets:?}"
-    );
-}
-
-fn sessions(sessions_max: usize) -> Limits {
-    Limits {
-        sessions_max,
-        ..Limits::default()
-    }
+    assert_packets!(packets, [Packet::PubRel(it)] if it.pkid == packet_id);
 }
 
 #[test]
 fn empty_absent_sessions_are_evicted_for_new_ones() {
-    let (broker, now) = (broker(sessions(100)), Instant::now());
+    let (broker, now) = start(limited(|it| it.sessions_max = 100));
     let later = |n: u64| now + std::time::Duration::from_millis(n);
     Peer::leave_subscribed(&broker, "subscribed", now);
     let connected = Peer::new(&broker, &Hello::new("connected"), now);
@@ -415,7 +384,7 @@ fn connect_that_is_refused_for_its_will_evicts_no_session() {
         state_bytes_total_max: 1000,
         ..Limits::default()
     };
-    let (broker, now) = (broker(limits), Instant::now());
+    let (broker, now) = start(limits);
     visit(&broker, "a", &Hello::new("old"), now).unwrap();
     let refused = visit(&broker, "a", &with_large_will("new"), now);
     assert!(refused.is_err_and(|(_, text)| text.starts_with("wills ")));
@@ -427,7 +396,7 @@ fn connect_that_is_refused_for_its_will_evicts_no_session() {
 /// Asking evicts nothing, and the answer is that of a CONNECT.
 #[test]
 fn session_limit_counts_sessions_that_would_be_evicted() {
-    let (broker, now) = (broker(sessions(40)), Instant::now());
+    let (broker, now) = start(limited(|it| it.sessions_max = 40));
     let limit = |user: &str| broker.session_limit("new", Some(user));
     let mut connected = Vec::new();
     for n in 0..30 {
@@ -458,7 +427,8 @@ fn session_limit_counts_sessions_that_would_be_evicted() {
 #[test]
 fn sessions_of_one_user_leave_places_for_others() {
     let (log, now) = (TestLog::new(true), Instant::now());
-    let start = || restored(&log, sessions(200), Arc::new(NoService), now, now);
+    let limits = limited(|it| it.sessions_max = 200);
+    let start = || restored(&log, limits.clone(), Arc::new(NoService), now, now);
     let fill = |broker: &Broker, user: &str| {
         let hello = |n| Hello::new(&format!("{user}-{n}")).will("w", "w", 500);
         let visits = (0..200).map(|n| visit(broker, user, &hello(n), now));
@@ -478,10 +448,7 @@ fn sessions_of_one_user_leave_places_for_others() {
 
 #[test]
 fn own_topics_can_be_subscribed_when_all_room_is_taken() {
-    let limits = Limits {
-        subscription_bytes_total_max: 20_000,
-        ..Limits::default()
-    };
+    let limits = limited(|it| it.subscription_bytes_total_max = 20_000);
     let (log, now) = (TestLog::new(true), Instant::now());
     let start = || restored(&log, limits.clone(), Arc::new(NoService), now, now);
     let broker = start();
@@ -506,11 +473,7 @@ fn own_topics_can_be_subscribed_when_all_room_is_taken() {
 
 #[test]
 fn subscriptions_of_one_user_leave_room_for_others() {
-    let limits = Limits {
-        subscription_bytes_total_max: 1 << 20,
-        ..Limits::default()
-    };
-    let (broker, now) = (broker(limits), Instant::now());
+    let (broker, now) = start(limited(|it| it.subscription_bytes_total_max = 1 << 20));
     let taken = |client: &str| {
         let mut peer = Peer::new(&broker, &Hello::new(client), now);
         let filters = (0..1024).map(|n| format!("{client}/{n}/{}", "x".repeat(500)));
@@ -527,10 +490,7 @@ fn subscriptions_of_one_user_leave_room_for_others() {
 
 #[test]
 fn retained_messages_of_one_user_leave_room_for_others() {
-    let limits = Limits {
-        retained_max: 400,
-        ..Limits::default()
-    };
+    let limits = limited(|it| it.retained_max = 400);
     let (log, now) = (TestLog::new(true), Instant::now());
     let start = |limits| restored(&log, limits, Arc::new(NoService), now, now);
     let broker = start(limits.clone());

@@ -1,5 +1,13 @@
 //! Tests of the core without sockets, by what clients receive, at times that the test chooses.
 
+/// Checks packets against the pattern of a slice.
+macro_rules! assert_packets {
+    ($packets:expr, $pattern:pat $(if $guard:expr)?) => {{
+        let packets = &$packets;
+        assert!(matches!(&packets[..], $pattern $(if $guard)?), "{packets:?}");
+    }};
+}
+
 mod absent;
 mod access;
 mod crash;

@@ -108,10 +108,7 @@ fn reason_strings_are_omitted_without_problem_information() {
 
 #[test]
 fn more_than_the_receive_maximum_is_a_violation() {
-    let (broker, service, now) = start(Limits {
-        receive_max: 3,
-        ..Limits::default()
-    });
+    let (broker, service, now) = start(limited(|it| it.receive_max = 3));
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     let request = |qos, id| Packet::Publish(publish("req/x", qos, id, ""));
     a.send(
@@ -132,10 +129,7 @@ fn more_than_the_receive_maximum_is_a_violation() {
     );
     assert_eq!(disconnected(&a.receive()), None);
     a.send(&[request(Q::AtLeastOnce, 4)], now);
-    assert_eq!(
-        disconnected(&a.receive()),
-        Some(DisconnectReasonCode::ReceiveMaximumExceeded)
-    );
+    a.assert_disconnected(DisconnectReasonCode::ReceiveMaximumExceeded);
     assert_eq!(
         taken(&service).len(),
         2,
@@ -304,10 +298,7 @@ fn deliver_ends_with_the_connection() {
 
 #[test]
 fn acknowledgement_follows_its_answer_unless_the_window_is_full() {
-    let (broker, service, now) = start(Limits {
-        output_bytes_high: 100,
-        ..Limits::default()
-    });
+    let (broker, service, now) = start(limited(|it| it.output_bytes_high = 100));
     let mut a = Peer::new(&broker, &Hello::new("a").window(2), now);
     let ask = |a: &mut Peer, id| {
         a.publish("req/x", Q::AtLeastOnce, id, "", now);
@@ -362,10 +353,7 @@ fn the_embedder_can_disconnect_a_client() {
 /// session ended.
 #[test]
 fn forgotten_exchanges_leave_room_after_the_limit_is_lowered() {
-    let at_most = |receive_max| Limits {
-        receive_max,
-        ..Limits::default()
-    };
+    let at_most = |receive_max| limited(|it| it.receive_max = receive_max);
     let (broker, _, now) = start(at_most(20));
     let mut a = Peer::new(&broker, &Hello::new("a"), now);
     assert_eq!(a.begin_exchanges(1..21, now), None);
@@ -386,10 +374,7 @@ fn forgotten_exchanges_leave_room_after_the_limit_is_lowered() {
 
 #[test]
 fn unfinished_qos_2_exchanges_do_not_pile_up_over_connections() {
-    let (broker, _, now) = start(Limits {
-        receive_max: 3,
-        ..Limits::default()
-    });
+    let (broker, _, now) = start(limited(|it| it.receive_max = 3));
     for round in 0..3 {
         let mut a = Peer::new(&broker, &Hello::new("a"), now);
         let first = 1 + round * 3;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use wire::{DisconnectReasonCode, Packet};
 
 use super::gating::Held;
-use crate::{Limits, Message, PropertiesBuilder, QoS, ReasonCode, testing::*};
+use crate::{Message, PropertiesBuilder, QoS, ReasonCode, testing::*};
 
 /// A client that sends requests and subscribes to the answers.
 fn requester(hello: Hello) -> (Held, Arc<RecordingService>, Peer) {
@@ -50,10 +50,9 @@ fn full_log_drops_no_answer_of_a_qos_2_request() {
     let token = ask(&mut peer, &service, Q::ExactlyOnce, 1, held.now);
     assert_eq!(answer(&held, token, QoS::AtLeastOnce), 1);
     held.log.release_all(&held.broker);
-    let packets = peer.receive();
-    assert!(
-        matches!(&packets[..], [Packet::Publish(message), Packet::PubRec(_)] if message.topic == "answers"),
-        "{packets:?}"
+    assert_packets!(
+        peer.receive(),
+        [Packet::Publish(message), Packet::PubRec(_)] if message.topic == "answers"
     );
 }
 
@@ -86,10 +85,8 @@ fn answer_sent_at_once_is_not_recorded() {
 #[test]
 fn answer_longer_than_a_lowered_queue_limit_is_sent() {
     let (held, service, mut peer) = requester(Hello::new("a"));
-    held.broker.set_limits(Limits {
-        queue_bytes_max: 2000,
-        ..Limits::default()
-    });
+    held.broker
+        .set_limits(limited(|it| it.queue_bytes_max = 2000));
     let answer = |token: crate::Token| {
         held.broker.batch(|batch| {
             let message = Message::new("answers", "x".repeat(10_000), QoS::AtLeastOnce);
@@ -99,18 +96,11 @@ fn answer_longer_than_a_lowered_queue_limit_is_sent() {
     };
     let [first, second] = [1, 2].map(|id| ask(&mut peer, &service, Q::AtLeastOnce, id, held.now));
     answer(first);
-    let packets = peer.receive();
-    assert!(
-        matches!(packets[..], [Packet::Publish(_), Packet::PubAck(_)]),
-        "{packets:?}"
-    );
+    assert_packets!(peer.receive(), [Packet::Publish(_), Packet::PubAck(_)]);
     // The client has not acknowledged the first one.
     answer(second);
     held.release();
-    assert_eq!(
-        disconnected(&peer.receive()),
-        Some(DisconnectReasonCode::QuotaExceeded)
-    );
+    peer.assert_disconnected(DisconnectReasonCode::QuotaExceeded);
 }
 
 #[test]
@@ -118,18 +108,11 @@ fn puback_waits_for_the_record_of_a_queued_answer() {
     let (held, service, mut peer) = requester(Hello::new("a").window(1));
     let first = ask(&mut peer, &service, Q::AtLeastOnce, 1, held.now);
     answer(&held, first, QoS::AtLeastOnce);
-    let packets = peer.receive();
-    assert!(matches!(
-        packets[..],
-        [Packet::Publish(_), Packet::PubAck(_)]
-    ));
+    assert_packets!(peer.receive(), [Packet::Publish(_), Packet::PubAck(_)]);
     let second = ask(&mut peer, &service, Q::AtLeastOnce, 2, held.now);
     answer(&held, second, QoS::AtLeastOnce);
-    let packets = held.after_release(&mut peer);
-    assert!(
-        matches!(packets[..], [Packet::PubAck(_)]),
-        "the PUBACK does not wait for the answer: {packets:?}"
-    );
+    // The PUBACK does not wait for the answer.
+    assert_packets!(held.after_release(&mut peer), [Packet::PubAck(_)]);
     // The acknowledgement waits even if the request is acknowledged later, under another hold of
     // the lock.
     let third = ask(&mut peer, &service, Q::AtLeastOnce, 3, held.now);
@@ -137,8 +120,7 @@ fn puback_waits_for_the_record_of_a_queued_answer() {
         .batch(|batch| batch.answer(Some(&third), Message::new("answers", "!", QoS::AtLeastOnce)));
     held.broker
         .batch(|batch| batch.acknowledge(third, ReasonCode::SUCCESS, None));
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubAck(_)]));
+    assert_packets!(held.after_release(&mut peer), [Packet::PubAck(_)]);
 }
 
 /// The packet id of the PUBLISH and of the PUBACK that follows it.
@@ -170,8 +152,7 @@ fn full_log_makes_a_puback_wait_for_its_queued_answer() {
     let (first, _) = answered(&peer.receive());
     // An answer in the log holds nothing back.
     ask_and_answer(&held, &mut peer, &service, 2..=2);
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubAck(_)]), "{packets:?}");
+    assert_packets!(held.after_release(&mut peer), [Packet::PubAck(_)]);
     held.log.set_full(true);
     ask_and_answer(&held, &mut peer, &service, 3..=4);
     assert_eq!(peer.receive(), [], "the answers are not in the log");
@@ -195,13 +176,9 @@ fn full_log_delays_no_puback_of_a_transient_session() {
     let (held, service, mut peer) = requester(Hello::new("a").window(1).expiry(0));
     held.log.set_full(true);
     ask_and_answer(&held, &mut peer, &service, 1..=2);
-    let packets = peer.receive();
-    assert!(
-        matches!(
-            packets[..],
-            [Packet::Publish(_), Packet::PubAck(_), Packet::PubAck(_)]
-        ),
-        "{packets:?}"
+    assert_packets!(
+        peer.receive(),
+        [Packet::Publish(_), Packet::PubAck(_), Packet::PubAck(_)]
     );
 }
 
@@ -224,35 +201,29 @@ fn answer_is_recorded_for_others_and_always_at_qos_2() {
     let (held, service, mut peer) = requester(Hello::new("a"));
     let token = ask(&mut peer, &service, Q::AtLeastOnce, 1, held.now);
     answer(&held, token, QoS::ExactlyOnce);
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(
-        packets[..],
+    assert_packets!(
+        held.after_release(&mut peer),
         [Packet::Publish(_), Packet::PubAck(_)]
-    ));
+    );
     held.subscriber("other", "answers", Q::AtLeastOnce)
         .lose(held.now);
     held.release();
     let token = ask(&mut peer, &service, Q::AtLeastOnce, 2, held.now);
     assert_eq!(answer(&held, token, QoS::AtLeastOnce), 2);
-    let packets = peer.receive();
-    assert!(
-        matches!(packets[..], [Packet::Publish(_)]),
-        "the PUBACK waits: {packets:?}"
-    );
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubAck(_)]));
+    // The PUBACK waits.
+    assert_packets!(peer.receive(), [Packet::Publish(_)]);
+    assert_packets!(held.after_release(&mut peer), [Packet::PubAck(_)]);
     // Acknowledging a QoS 2 request is recorded.
     let token = ask(&mut peer, &service, Q::ExactlyOnce, 3, held.now);
     let records = held.log.len();
     held.broker
         .batch(|batch| batch.acknowledge(token, ReasonCode::SUCCESS, None));
     assert_eq!(held.log.len(), records + 1);
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+    assert_packets!(held.after_release(&mut peer), [Packet::PubRec(_)]);
     // A duplicate is not passed to the service, since its answer is known.
     peer.send(&[repeated("req/x", Q::ExactlyOnce, 3, "?")], held.now);
     assert!(service.requests.lock().unwrap().is_empty());
-    assert!(matches!(peer.receive()[..], [Packet::PubRec(_)]));
+    assert_packets!(peer.receive(), [Packet::PubRec(_)]);
 }
 
 /// A client that repeats a QoS 2 request receives its PUBREC but no answer, because the packet id
@@ -262,13 +233,11 @@ fn answer_to_a_qos_2_request_is_recorded_before_its_pubrec() {
     let (held, service, mut peer) = requester(Hello::new("a"));
     let token = ask(&mut peer, &service, Q::ExactlyOnce, 1, held.now);
     answer(&held, token, QoS::AtLeastOnce);
-    let packets = peer.receive();
-    assert!(matches!(packets[..], [Packet::Publish(_)]), "{packets:?}");
+    assert_packets!(peer.receive(), [Packet::Publish(_)]);
     let recovery = held.log.recovery();
     let session = recovery.sessions.values().next().unwrap();
     assert_eq!((session.messages.len(), session.received.len()), (1, 1));
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+    assert_packets!(held.after_release(&mut peer), [Packet::PubRec(_)]);
 }
 
 #[test]
@@ -282,6 +251,5 @@ fn pubrec_for_an_earlier_connection_waits_for_its_record() {
     held.broker
         .batch(|batch| batch.acknowledge(token, ReasonCode::SUCCESS, None));
     peer.send(&[repeated("req/x", Q::ExactlyOnce, 5, "?")], held.now);
-    let packets = held.after_release(&mut peer);
-    assert!(matches!(packets[..], [Packet::PubRec(_)]));
+    assert_packets!(held.after_release(&mut peer), [Packet::PubRec(_)]);
 }

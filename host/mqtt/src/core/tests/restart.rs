@@ -7,7 +7,6 @@ mod messages;
 mod wills;
 
 use std::{
-    borrow::Cow,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -50,12 +49,8 @@ impl Life {
         self.broker = restored(&self.log, limits, service, self.began, now);
     }
 
-    fn publish(&self, message: Message, now: Instant) -> usize {
-        let source = crate::core::Source::default();
-        self.broker
-            .lock()
-            .publish(Cow::Owned(message), source, now)
-            .unwrap()
+    fn publish(&self, message: Message, now: Instant) {
+        publish_at(&self.broker, message, now);
     }
 }
 

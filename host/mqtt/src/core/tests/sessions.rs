@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use statehouse_protocol::SessionId;
-use wire::{DisconnectReasonCode, Packet};
+use wire::DisconnectReasonCode;
 
 use crate::{Broker, Limits, core::ConnectRefusal, dispatch::Turn, testing::*};
 
@@ -11,10 +11,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn connack_announces_limits_and_features() {
-    let (broker, now) = start(Limits {
-        keep_alive_max_s: 30,
-        ..Limits::default()
-    });
+    let (broker, now) = start(limited(|it| it.keep_alive_max_s = 30));
     let peer = Peer::new(&broker, &Hello::new("").expiry(u32::MAX), now);
     let properties = peer.connack.properties.unwrap();
     assert!(!peer.connack.session_present);
@@ -70,19 +67,13 @@ fn session_ends_at_its_expiry() {
     let mut a = Peer::new(&broker, &Hello::new("a").expiry(5), now);
     a.subscribe("t", Q::AtLeastOnce, now);
     a.lose(now);
-    assert_eq!(
-        broker.lock().run_deadlines(now + 4 * SECOND),
-        Some(now + 5 * SECOND)
-    );
-    assert_eq!(
-        (broker.stats().sessions, broker.stats().subscriptions),
-        (1, 1)
-    );
-    assert_eq!(broker.lock().run_deadlines(now + 5 * SECOND), None);
-    assert_eq!(
-        (broker.stats().sessions, broker.stats().subscriptions),
-        (0, 0)
-    );
+    for (seconds, next, left) in [(4, Some(now + 5 * SECOND), 1), (5, None, 0)] {
+        let at = broker.lock().run_deadlines(now + seconds * SECOND);
+        let stats = broker.stats();
+        let expected = (next, left, left);
+        let actual = (at, stats.sessions, stats.subscriptions);
+        assert_eq!(actual, expected, "after {seconds} s");
+    }
     let a = Peer::new(&broker, &Hello::new("a").expiry(0), now + 6 * SECOND);
     assert!(!a.connack.session_present);
     a.lose(now);
@@ -101,20 +92,15 @@ fn disconnect_can_change_the_expiry_but_not_from_zero() {
     let mut a = Peer::new(&broker, &Hello::new("a").expiry(1), now);
     a.send(&disconnect(9), now);
     a.lose(now);
-    assert_eq!(
-        broker.lock().run_deadlines(now + 8 * SECOND),
-        Some(now + 9 * SECOND)
-    );
+    let next = broker.lock().run_deadlines(now + 8 * SECOND);
+    assert_eq!(next, Some(now + 9 * SECOND));
     let mut a = Peer::new(&broker, &Hello::new("a").expiry(1), now);
     a.send(&disconnect(0), now);
     a.lose(now);
     assert_eq!(broker.stats().sessions, 0);
     let mut a = Peer::new(&broker, &Hello::new("a").expiry(0), now);
     assert_eq!(a.send(&disconnect(9), now), Turn::Over);
-    assert_eq!(
-        disconnected(&a.receive()),
-        Some(DisconnectReasonCode::ProtocolError)
-    );
+    a.assert_disconnected(DisconnectReasonCode::ProtocolError);
 }
 
 #[test]
@@ -133,10 +119,7 @@ fn takeover_disconnects_and_ignores_the_old_connection() {
     old.subscribe("t", Q::AtLeastOnce, now);
     let mut new = Peer::new(&broker, &Hello::new("a"), now);
     assert!(new.connack.session_present);
-    assert_eq!(
-        disconnected(&old.receive()),
-        Some(DisconnectReasonCode::SessionTakenOver)
-    );
+    old.assert_disconnected(DisconnectReasonCode::SessionTakenOver);
     assert_eq!(old.publish("t", Q::AtMostOnce, 0, "late", now), Turn::Over);
     old.lose(now);
     assert_eq!(new.payloads(), [""; 0]);
@@ -186,15 +169,11 @@ fn delayed_will_is_sent_once_after_its_delay() {
     let (owner, mut listener, now) = with_will(10, 1000);
     let broker = owner.broker.clone();
     owner.lose(now);
-    assert_eq!(
-        broker.lock().run_deadlines(now + 9 * SECOND),
-        Some(now + 10 * SECOND)
-    );
+    let next = broker.lock().run_deadlines(now + 9 * SECOND);
+    assert_eq!(next, Some(now + 10 * SECOND));
     assert_eq!(listener.payloads(), [""; 0]);
-    assert_eq!(
-        broker.lock().run_deadlines(now + 10 * SECOND),
-        Some(now + 1000 * SECOND)
-    );
+    let next = broker.lock().run_deadlines(now + 10 * SECOND);
+    assert_eq!(next, Some(now + 1000 * SECOND));
     assert_eq!(listener.payloads(), ["gone"]);
     broker.lock().run_deadlines(now + 1001 * SECOND);
     assert_eq!(listener.payloads(), [""; 0]);
@@ -219,11 +198,9 @@ fn a_resume_in_time_cancels_a_delayed_will() {
     let broker = owner.broker.clone();
     owner.lose(now);
     let back = Peer::new(&broker, &Hello::new("owner"), now + 9 * SECOND);
-    broker.lock().run_deadlines(now + 100 * SECOND);
-    back.disconnect(
-        DisconnectReasonCode::DisconnectWithWillMessage,
-        now + 100 * SECOND,
-    );
+    let later = now + 100 * SECOND;
+    broker.lock().run_deadlines(later);
+    back.disconnect(DisconnectReasonCode::DisconnectWithWillMessage, later);
     assert_eq!(listener.payloads(), [""; 0]);
 }
 
@@ -250,25 +227,14 @@ fn session_end_sends_the_will_before_its_delay() {
 fn shutdown_sends_no_wills() {
     let (mut owner, mut listener, now) = with_will(0, 0);
     owner.broker.lock().shut_down();
-    assert_eq!(
-        disconnected(&owner.receive()),
-        Some(DisconnectReasonCode::ServerShuttingDown)
-    );
+    owner.assert_disconnected(DisconnectReasonCode::ServerShuttingDown);
     owner.lose(now);
-    assert!(
-        !listener
-            .receive()
-            .iter()
-            .any(|packet| matches!(packet, Packet::Publish(_)))
-    );
+    assert_eq!(listener.payloads(), [""; 0]);
 }
 
 #[test]
 fn sessions_are_bounded() {
-    let (broker, now) = start(Limits {
-        sessions_max: 1,
-        ..Limits::default()
-    });
+    let (broker, now) = start(limited(|it| it.sessions_max = 1));
     let a = Peer::new(&broker, &Hello::new("a"), now);
     let refused = connect_as(None, &broker, "b", now).unwrap_err();
     assert_eq!(refused.0, crate::ReasonCode::QUOTA_EXCEEDED);
@@ -309,10 +275,7 @@ fn returning_client_keeps_its_place_under_a_lowered_limit() {
     let (broker, now) = start(Limits::default());
     let _a = Peer::new(&broker, &Hello::new("a"), now);
     let b = Peer::new(&broker, &Hello::new("b"), now);
-    broker.set_limits(Limits {
-        sessions_max: 1,
-        ..Limits::default()
-    });
+    broker.set_limits(limited(|it| it.sessions_max = 1));
     // Takes over the open connection.
     let _a = Peer::new(&broker, &Hello::new("a").clean(), now);
     b.lose(now);

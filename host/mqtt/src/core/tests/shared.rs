@@ -40,17 +40,6 @@ fn jobs<const N: usize>(broker: &Broker, qos: QoS, payloads: [&'static str; N]) 
     });
 }
 
-fn acknowledge(peer: &mut Peer, now: Instant) -> Vec<String> {
-    let messages = peer.messages();
-    for message in &messages {
-        peer.send(&[puback(message.pkid)], now);
-    }
-    let payloads = messages.iter().map(|message| message.payload.to_vec());
-    payloads
-        .map(|payload| String::from_utf8(payload).unwrap())
-        .collect()
-}
-
 /// Reconnects a client to its session.
 fn back(broker: &Broker, client: &str, now: Instant) -> Peer {
     let peer = Peer::new(broker, &Hello::new(client), now);
@@ -161,17 +150,12 @@ fn invalid_shared_subscriptions_are_refused() {
     let mut no_local = Filter::new(JOBS, Q::AtMostOnce);
     no_local.nolocal = true;
     peer.send(&[subscribe_to([no_local], None)], now);
-    let reason = disconnected(&peer.receive());
-    assert_eq!(reason, Some(DisconnectReasonCode::ProtocolError));
+    peer.assert_disconnected(DisconnectReasonCode::ProtocolError);
 }
 
 #[test]
 fn member_that_cannot_take_a_message_now_is_skipped() {
-    let limits = Limits {
-        output_bytes_high: 1,
-        ..Limits::default()
-    };
-    let (broker, now) = start(limits);
+    let (broker, now) = start(limited(|it| it.output_bytes_high = 1));
     let narrow = Hello::new("narrow").window(1);
     let mut narrow = joined(&broker, &narrow, Q::AtLeastOnce, now);
     let small = Hello::new("small").set(|hello| hello.max_packet_size = Some(20));
@@ -223,7 +207,7 @@ fn publisher_is_refused_if_no_member_has_room() {
     let now = Instant::now();
     let (broker, mut slow, accepted) = full_group(now);
     assert_eq!(broker.stats().dropped, 0);
-    assert_eq!(acknowledge(&mut slow, now).len(), accepted);
+    assert_eq!(slow.read_all(now).len(), accepted);
     let mut publisher = Peer::new(&broker, &Hello::new("publisher"), now);
     assert_eq!(send_large(&mut publisher, "jobs", false, now), 0);
 }
@@ -241,17 +225,13 @@ fn message_for_a_full_group_is_dropped_if_another_receiver_has_it() {
     plain.receive();
     assert_eq!(send_large(&mut publisher, "jobs", false, now), 0);
     assert_eq!((plain.payloads().len(), broker.stats().dropped), (1, 2));
-    assert_eq!(acknowledge(&mut slow, now).len(), accepted);
+    assert_eq!(slow.read_all(now).len(), accepted);
 }
 
 #[test]
 fn absent_members_get_messages_connected_ones_cannot_take() {
     let cost_bytes = Message::new("jobs", "1", QoS::AtLeastOnce).cost_bytes() + JOBS.len();
-    let limits = Limits {
-        queue_bytes_max: 2 * cost_bytes,
-        ..Limits::default()
-    };
-    let (broker, now) = start(limits);
+    let (broker, now) = start(limited(|it| it.queue_bytes_max = 2 * cost_bytes));
     member(&broker, "absent", Q::AtLeastOnce, now).lose(now);
     let mut present = member(&broker, "present", Q::AtLeastOnce, now);
     jobs(&broker, QoS::AtLeastOnce, ["1", "2", "3", "4", "5"]);
@@ -393,7 +373,7 @@ fn messages_forbidden_to_a_member_go_to_another() {
     broker.recheck();
     assert_eq!(b.payloads(), ["unsent"]);
     jobs(&broker, QoS::AtLeastOnce, ["1", "2"]);
-    assert_eq!(acknowledge(&mut b, now), ["1", "2"]);
+    assert_eq!(b.payloads(), ["1", "2"]);
     assert_eq!(broker.stats().dropped, 0);
 }
 
@@ -447,10 +427,7 @@ impl World {
     }
 
     fn start(log: &Arc<TestLog>, now: Instant) -> Broker {
-        let limits = Limits {
-            output_bytes_high: 100,
-            ..Limits::default()
-        };
+        let limits = limited(|it| it.output_bytes_high = 100);
         restored(log, limits, Arc::new(NoService), now, now)
     }
 

@@ -141,11 +141,10 @@ fn filters_with_an_answer_too_large_for_the_client_disconnect() {
             peer.send(std::slice::from_ref(&fitting), now),
             Turn::Drained
         );
-        let received = peer.receive();
-        assert!(matches!(received[..], [Packet::SubAck(_)]), "{received:?}");
+        assert_packets!(peer.receive(), [Packet::SubAck(_)]);
         assert_eq!(peer.send(&[too_large], now), Turn::Over);
         let reason = wire::DisconnectReasonCode::PacketTooLarge;
-        assert_eq!(disconnected(&peer.receive()), Some(reason));
+        peer.assert_disconnected(reason);
         assert_eq!(broker.stats().subscriptions, FITTING);
         let refused = RefusalCount {
             what: Refused::Connection,
@@ -180,30 +179,16 @@ fn a_message_is_sent_live_or_as_retained_but_not_both() {
         let mut peer = Peer::new(&broker, &Hello::new("a"), now);
         let turn = peer.turn(&mut bytes(&[subscribe("r/#", qos)]), now);
         assert_eq!(turn, Turn::Cut);
-        let mut payloads = peer.payloads();
-        assert!((1..RETAINED).contains(&payloads.len()));
+        let mut messages = peer.messages();
+        assert!((1..RETAINED).contains(&messages.len()));
         // The first was sent before, the others are ahead of the search.
         for number in [0, RETAINED - 1, RETAINED] {
             retain(&broker, number, "new");
         }
         while peer.send(&[], now) != Turn::Drained {}
-        loop {
-            let messages = peer.messages();
-            if messages.is_empty() {
-                break;
-            }
-            for message in messages {
-                payloads.push(String::from_utf8(message.payload.to_vec()).unwrap());
-                let acknowledgements = match qos {
-                    Q::AtMostOnce => vec![],
-                    Q::AtLeastOnce => vec![puback(message.pkid)],
-                    Q::ExactlyOnce => vec![pubrec(message.pkid), pubcomp(message.pkid)],
-                };
-                peer.send(&acknowledgements, now);
-            }
-        }
-        let new = payloads.iter().filter(|it| *it == "new").count();
-        assert_eq!((new, payloads.len()), (3, RETAINED - 1 + 3), "{qos:?}");
+        messages.extend(peer.read_all(now));
+        let new = messages.iter().filter(|it| it.payload == "new").count();
+        assert_eq!((new, messages.len()), (3, RETAINED - 1 + 3), "{qos:?}");
     }
 }
 
@@ -217,13 +202,10 @@ fn unsubscribe_ends_a_search_that_waits_for_the_client() {
     let turn = peer.send(&[unsubscribe(&["r/#"])], now);
     assert_eq!(turn, Turn::Drained);
     retain(&broker, RETAINED - 1, "new");
-    let mut received = 0;
-    while let [message] = &peer.messages()[..] {
-        assert_eq!(message.payload, "x", "published after the UNSUBACK");
-        received += 1;
-        peer.send(&[puback(message.pkid)], now);
-    }
-    assert!((1..RETAINED).contains(&received), "{received}");
+    let received = peer.read_all(now);
+    assert!((1..RETAINED).contains(&received.len()), "{received:?}");
+    // The other one was published after the UNSUBACK.
+    assert!(received.iter().all(|it| it.payload == "x"), "{received:?}");
 }
 
 #[test]
@@ -235,13 +217,7 @@ fn a_repeated_subscribe_begins_its_search_again() {
     let filters = ["r/#"; REPEATED].map(|filter| wire::Filter::new(filter, Q::AtLeastOnce));
     let turn = peer.send(&[subscribe_to(filters, None)], now);
     assert_eq!(turn, Turn::Paused);
-    let mut received = Vec::new();
-    while let messages @ [_, ..] = &peer.messages()[..] {
-        let acknowledgements: Vec<_> = messages.iter().map(|it| puback(it.pkid)).collect();
-        received.extend(messages.iter().map(|it| it.topic.clone()));
-        peer.send(&acknowledgements, now);
-    }
-    assert_eq!(received.len(), RETAINED);
+    assert_eq!(peer.read_all(now).len(), RETAINED);
 }
 
 /// A search continues with the options of the last SUBSCRIBE, as after a restart [MQTT-3.8.4-3].
@@ -256,13 +232,7 @@ fn a_repeated_subscribe_replaces_the_options_of_its_search() {
         assert_eq!(turn, Turn::Paused);
         (filter.qos, filter.retain_forward_rule) = (Q::AtMostOnce, rule);
         peer.send(&[subscribe_to([filter], Some(7))], now);
-        let mut received = Vec::new();
-        while let messages @ [_, ..] = &peer.messages()[..] {
-            let of_first = messages.iter().filter(|it| it.qos == Q::AtLeastOnce);
-            let acknowledgements: Vec<_> = of_first.map(|it| puback(it.pkid)).collect();
-            received.extend_from_slice(messages);
-            peer.send(&acknowledgements, now);
-        }
+        let received = peer.read_all(now);
         assert_eq!(received.len(), RETAINED);
         assert_eq!(received[RETAINED - 1].qos, Q::AtMostOnce);
         for message in &received {
@@ -439,10 +409,7 @@ fn requests_left_by_the_service_come_in_the_next_turns() {
     assert!(peer.receive().is_empty());
     assert_eq!(peer.send(&[], now), Turn::Drained);
     assert_eq!(service.taken(), [1, 2, 3]);
-    assert!(matches!(
-        peer.receive()[..],
-        [Packet::SubAck(_), Packet::PingResp(_)]
-    ));
+    assert_packets!(peer.receive(), [Packet::SubAck(_), Packet::PingResp(_)]);
 }
 
 #[test]

@@ -33,10 +33,7 @@ fn clean_session_ends_with_its_connection() {
 
 #[test]
 fn kept_session_lasts_for_the_maximum_expiry_and_over_a_restart() {
-    let limits = Limits {
-        session_expiry_max_s: 100,
-        ..Limits::default()
-    };
+    let limits = limited(|it| it.session_expiry_max_s = 100);
     let (log, began) = (TestLog::new(true), Instant::now());
     let start = |now| {
         let service = std::sync::Arc::new(NoService);
@@ -69,10 +66,7 @@ fn client_without_an_id_gets_one() {
 
 #[test]
 fn keep_alive_is_that_of_the_client() {
-    let broker = broker(Limits {
-        keep_alive_max_s: 30,
-        ..Limits::default()
-    });
+    let broker = broker(limited(|it| it.keep_alive_max_s = 30));
     for (asked, silence) in [(0, None), (10, Some(15 * SECOND)), (60, Some(90 * SECOND))] {
         let mut hello = v4::Connect::new("a");
         hello.keep_alive = asked;
@@ -117,10 +111,7 @@ fn violation_closes_without_a_packet() {
 
 #[test]
 fn subscriptions_are_answered_by_codes_of_version_3() {
-    let (broker, now) = start(Limits {
-        topic_levels_max: 3,
-        ..Limits::default()
-    });
+    let (broker, now) = start(limited(|it| it.topic_levels_max = 3));
     let mut a = Client::new(&broker, "a", true, now);
     let filters = [
         ("t", Q3::AtMostOnce),

@@ -28,10 +28,7 @@ fn violation_behind_a_cut_turn_ends_the_connection() {
     buffer.extend_from_slice(&MALFORMED);
     assert_eq!(peer.turn(&mut buffer, now), Turn::Cut);
     assert_eq!(peer.turn(&mut buffer, now), Turn::Over);
-    assert_eq!(
-        disconnected(&peer.receive()),
-        Some(DisconnectReasonCode::MalformedPacket)
-    );
+    peer.assert_disconnected(DisconnectReasonCode::MalformedPacket);
 }
 
 #[test]
@@ -41,10 +38,7 @@ fn violation_does_not_wait_for_retained_messages() {
     let mut buffer = bytes(&[subscribe("r/#", Q::AtLeastOnce)]);
     buffer.extend_from_slice(&MALFORMED);
     assert_eq!(peer.turns(&buffer, now).0, Turn::Over);
-    assert_eq!(
-        disconnected(&peer.receive()),
-        Some(DisconnectReasonCode::MalformedPacket)
-    );
+    peer.assert_disconnected(DisconnectReasonCode::MalformedPacket);
 }
 
 #[test]

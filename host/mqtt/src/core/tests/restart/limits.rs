@@ -12,11 +12,7 @@ fn exchange_room_survives_a_restart_with_a_lower_limit() {
     let (mut life, now) = Life::new();
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now);
     assert_eq!(peer.begin_exchanges(1..21, now), None);
-    let lower = Limits {
-        receive_max: 2,
-        ..Limits::default()
-    };
-    life.kill_with(lower, now + SECOND);
+    life.kill_with(limited(|it| it.receive_max = 2), now + SECOND);
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
     assert!(peer.connack.session_present);
     assert_eq!(peer.begin_exchanges(21..23, now + SECOND), None);
@@ -31,11 +27,7 @@ fn exchange_room_survives_a_restart_with_a_lower_limit() {
         full,
         "forgotten exchanges do not pile up"
     );
-    let higher = Limits {
-        receive_max: 15,
-        ..Limits::default()
-    };
-    life.broker.set_limits(higher);
+    life.broker.set_limits(limited(|it| it.receive_max = 15));
     let mut peer = Peer::new(&life.broker, &Hello::new("a"), now + SECOND);
     assert_eq!(peer.begin_exchanges(26..41, now + SECOND), None);
 }
@@ -78,33 +70,17 @@ fn lower_limits_after_a_restart_keep_what_fits() {
     let (mut life, now) = Life::new();
     store_more(&life, now);
     life.kill_with(small_limits(), now);
-    let stats = life.broker.stats();
-    assert_eq!(
-        (stats.sessions, stats.subscriptions, stats.retained),
-        (2, 2, 3)
-    );
-    assert!(
-        stats.queued_bytes <= 2 * 600 && stats.queued_bytes > 600,
-        "{stats:?}"
-    );
-    assert!(stats.dropped > 0);
+    let held = |life: &Life| {
+        let it = life.broker.stats();
+        [it.sessions, it.subscriptions, it.retained, it.queued_bytes]
+    };
+    let before = held(&life);
+    assert_eq!(before[..3], [2, 2, 3]);
+    assert!(before[3] <= 2 * 600 && before[3] > 600, "{before:?}");
+    assert!(life.broker.stats().dropped > 0);
     // Dropped state stays dropped, even if the limits are raised again.
     life.kill(now);
-    let again = life.broker.stats();
-    assert_eq!(
-        (
-            again.sessions,
-            again.subscriptions,
-            again.retained,
-            again.queued_bytes
-        ),
-        (
-            stats.sessions,
-            stats.subscriptions,
-            stats.retained,
-            stats.queued_bytes
-        )
-    );
+    assert_eq!(held(&life), before);
 }
 
 #[test]
@@ -117,19 +93,11 @@ fn message_in_flight_beyond_a_lower_limit_is_completed() {
         a.connack.session_present,
         "the session that would have lasted longest"
     );
-    let packets = a.receive();
-    assert!(
-        matches!(&packets[..], [Packet::Publish(sent), ..] if sent.dup),
-        "{packets:?}"
-    );
+    assert_packets!(a.receive(), [Packet::Publish(sent), ..] if sent.dup);
     // Even the message in flight does not fit. Its exchange is completed without it.
-    let smaller = Limits {
-        queue_bytes_max: 10,
-        ..Limits::default()
-    };
-    life.kill_with(smaller, now);
+    life.kill_with(limited(|it| it.queue_bytes_max = 10), now);
     let mut a = Peer::new(&life.broker, &Hello::new("a"), now);
-    assert!(matches!(a.receive()[..], [Packet::PubRel(_)]));
+    assert_packets!(a.receive(), [Packet::PubRel(_)]);
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn received_packet_id_is_known_until_its_pubrel() {
     // The request was not acknowledged, so the service receives it again.
     assert_eq!(life.service.requests.lock().unwrap().len(), 2);
     peer.send(&[pubrel(5)], now);
-    assert!(matches!(peer.receive()[..], [Packet::PubComp(_)]));
+    assert_packets!(peer.receive(), [Packet::PubComp(_)]);
     life.kill(now);
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
     assert_eq!(listener.payloads(), ["x"], "once");

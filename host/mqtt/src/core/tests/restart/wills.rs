@@ -32,15 +32,12 @@ fn will_waits_for_its_client_after_a_restart() {
     let received = |life: &Life, at: Instant| {
         life.broker.lock().run_deadlines(at);
         let mut listener = Peer::new(&life.broker, &Hello::new("l"), at);
-        let messages = listener.messages();
-        for message in &messages {
-            assert_eq!(properties(message).user_properties.len(), 1);
-            listener.send(&[puback(message.pkid)], at);
-        }
-        messages
-            .into_iter()
-            .map(|message| String::from_utf8(message.payload.to_vec()).unwrap())
-            .collect::<Vec<_>>()
+        let messages = listener.read_all(at).into_iter();
+        let payloads = messages.map(|message| {
+            assert_eq!(properties(&message).user_properties.len(), 1);
+            String::from_utf8(message.payload.to_vec()).unwrap()
+        });
+        payloads.collect::<Vec<_>>()
     };
     let nothing: [String; 0] = [];
     assert_eq!(received(&life, restart), nothing);

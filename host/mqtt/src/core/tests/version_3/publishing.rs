@@ -160,8 +160,7 @@ fn requests_are_acknowledged_and_refused_by_name() {
 #[test]
 fn message_over_a_limit_closes_the_connection() {
     for qos in [Q3::AtLeastOnce, Q3::ExactlyOnce] {
-        let (log, now) = (TestLog::new(true), Instant::now());
-        let broker = restored(&log, Limits::default(), Arc::new(NoService), now, now);
+        let (log, broker, now) = logged(Limits::default());
         let mut a = Client::new(&broker, "a", false, now);
         log.set_full(true);
         let mut message = publish_3("t", qos, 7, "x");
@@ -186,10 +185,7 @@ fn message_over_a_limit_closes_the_connection() {
 /// MQTT 3.1.1 has no Receive Maximum, so a client may send all PUBRELs behind all messages.
 #[test]
 fn exactly_once_messages_are_not_limited_by_the_receive_maximum() {
-    let (broker, now) = start(Limits {
-        receive_max: 2,
-        ..Limits::default()
-    });
+    let (broker, now) = start(limited(|it| it.receive_max = 2));
     let mut a = Client::new(&broker, "a", true, now);
     let ids = 1..=u16::MAX;
     for id in ids.clone() {
