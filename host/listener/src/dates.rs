@@ -6,7 +6,7 @@
 //! They never fail a start, since clients without TLS could still be served, and an expired
 //! certificate may be replaced while the store runs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::CertificateDer;
@@ -76,44 +76,33 @@ impl CertificateFiles {
     /// file that cannot be read is reported when it is used.
     #[must_use]
     pub fn problems(&self, now: SystemTime) -> Vec<String> {
-        let chains = self.chains.iter().flat_map(|it| of_chain_in(it, now));
-        let servers = self.servers.iter().flat_map(|it| of_server_in(it));
+        let read = |path: &PathBuf| tls::certificates(path).unwrap_or_default();
+        let chains = self.chains.iter().map(|it| (it, of_chain(&read(it), now)));
+        let servers = self.servers.iter().map(|it| {
+            let own = read(it).first().map(of_server);
+            (it, own.unwrap_or_default())
+        });
         let authorities = self.authorities.iter();
-        let authorities = authorities.filter_map(|it| of_authorities_in(it, now));
-        chains.chain(servers).chain(authorities).collect()
+        let authorities = authorities.map(|it| (it, of_authorities(&read(it), now)));
+        let mut named = Vec::new();
+        for (path, problems) in chains.chain(servers).chain(authorities) {
+            let problems = problems.iter();
+            named.extend(problems.map(|it| format!("{}: {it}", path.display())));
+        }
+        named
     }
 }
 
-fn of_chain_in(path: &Path, now: SystemTime) -> Vec<String> {
-    let chain = tls::certificates(path).unwrap_or_default();
-    in_file(path, of_chain(&chain, now))
-}
-
-fn of_server_in(path: &Path) -> Vec<String> {
-    let chain = tls::certificates(path).unwrap_or_default();
-    in_file(path, chain.first().map(of_server).unwrap_or_default())
-}
-
-/// Adds the name of the file to each problem.
-fn in_file(path: &Path, problems: Vec<String>) -> Vec<String> {
-    let problems = problems.into_iter();
-    problems
-        .map(|it| format!("{}: {it}", path.display()))
-        .collect()
-}
-
 /// The problem if none of the authorities is valid. Bundles hold some old ones.
-fn of_authorities_in(path: &Path, now: SystemTime) -> Option<String> {
-    let authorities = tls::certificates(path).unwrap_or_default();
+fn of_authorities(authorities: &[CertificateDer<'_>], now: SystemTime) -> Vec<String> {
     let problems = authorities.iter().filter_map(|it| invalid(it, now));
     let problems: Vec<String> = problems.collect();
-    let first = problems.first()?;
-    (problems.len() == authorities.len()).then(|| {
-        format!(
-            "{}: no certificate in it is valid now: {first}",
-            path.display()
-        )
-    })
+    match problems.first() {
+        Some(first) if problems.len() == authorities.len() => {
+            vec![format!("no certificate in it is valid now: {first}")]
+        }
+        _ => Vec::new(),
+    }
 }
 
 fn of_chain(chain: &[CertificateDer<'_>], now: SystemTime) -> Vec<String> {
@@ -225,6 +214,14 @@ mod tests {
         names.iter().flat_map(read).collect()
     }
 
+    #[track_caller]
+    fn assert_one(problems: &[String], expected: Option<&str>) {
+        let count = usize::from(expected.is_some());
+        assert_eq!(problems.len(), count, "{problems:?}");
+        let says = expected.unwrap_or_default();
+        assert!(problems.concat().contains(says), "{problems:?}");
+    }
+
     #[test]
     fn certificates_are_reported_before_during_and_after_their_time() {
         let chain = chain(&["sensor"]);
@@ -236,14 +233,7 @@ mod tests {
             (to - day, Some("expires at")),
             (to + day, Some("CN=sensor expired at")),
         ] {
-            let problems = of_chain(&chain, now);
-            assert_eq!(
-                problems.len(),
-                usize::from(expected.is_some()),
-                "{problems:?}"
-            );
-            let found = problems.concat();
-            assert!(found.contains(expected.unwrap_or_default()), "{found}");
+            assert_one(&of_chain(&chain, now), expected);
         }
     }
 
@@ -265,13 +255,7 @@ mod tests {
             (to - 5 * 24 * hour, Some("expires at")),
             (to + hour, Some("CN=sensor expired at")),
         ] {
-            let warnings = reloads.due_warnings(now);
-            assert_eq!(warnings.len(), usize::from(expected.is_some()));
-            let warnings = warnings.concat();
-            assert!(
-                warnings.contains(expected.unwrap_or_default()),
-                "{warnings}"
-            );
+            assert_one(&reloads.due_warnings(now), expected);
         }
     }
 

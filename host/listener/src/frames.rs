@@ -29,7 +29,6 @@ pub(super) struct Frames<S> {
     payload: Payload,
     /// Whether the last data frame was not the final one of its message.
     is_continued: bool,
-    /// Frames to write.
     out: BytesMut,
     /// Whether `out` is empty and the stream is flushed.
     is_flushed: bool,

@@ -195,7 +195,6 @@ impl RevocationList {
         Ok(list)
     }
 
-    /// Whether a trusted authority has signed it.
     pub(super) fn is_trusted(&self) -> bool {
         self.is_trusted
     }
@@ -205,7 +204,6 @@ impl RevocationList {
         roots.roots.iter().any(|it| self.names(it))
     }
 
-    /// The name of its issuer.
     pub(super) fn issuer(&self) -> String {
         let name = AnyRef::new(Tag::Sequence, self.content.issuer());
         let name = name.and_then(|it| it.decode_as::<Name>());

@@ -343,41 +343,23 @@ pub(super) mod tests {
 
     #[test]
     fn failures_of_handshakes_are_described() {
-        use rustls::{CertificateError, Error, OtherError, PeerIncompatible};
-        let described =
-            |error: Error| describe_failure(&io::Error::new(io::ErrorKind::InvalidData, error));
-        let of_verifier = |error: webpki::Error| {
-            described(CertificateError::Other(OtherError(Arc::new(error))).into())
-        };
+        use rustls::{CertificateError as Bad, Error, OtherError, PeerIncompatible};
+        use webpki::Error as Webpki;
+        fn described(error: impl Into<Error>) -> String {
+            let error: Error = error.into();
+            describe_failure(&io::Error::new(io::ErrorKind::InvalidData, error))
+        }
+        let verifier = |error: Webpki| described(Bad::Other(OtherError(Arc::new(error))));
+        let extension = Webpki::UnsupportedCriticalExtension;
+        let none = Error::NoCertificatesPresented;
         for (text, says) in [
-            (
-                of_verifier(webpki::Error::CaUsedAsEndEntity),
-                "that of an authority",
-            ),
-            (
-                of_verifier(webpki::Error::UnsupportedCertVersion),
-                "has version 1",
-            ),
-            (
-                of_verifier(webpki::Error::UnsupportedCriticalExtension),
-                "a critical extension",
-            ),
-            (
-                described(CertificateError::UnknownRevocationStatus.into()),
-                "--tls-client-crl",
-            ),
-            (
-                described(CertificateError::UnknownIssuer.into()),
-                "--tls-client-ca",
-            ),
-            (
-                described(PeerIncompatible::NoKxGroupsInCommon.into()),
-                "X25519",
-            ),
-            (
-                described(Error::NoCertificatesPresented),
-                "peer sent no certificates",
-            ),
+            (verifier(Webpki::CaUsedAsEndEntity), "that of an authority"),
+            (verifier(Webpki::UnsupportedCertVersion), "has version 1"),
+            (verifier(extension), "a critical extension"),
+            (described(Bad::UnknownRevocationStatus), "--tls-client-crl"),
+            (described(Bad::UnknownIssuer), "--tls-client-ca"),
+            (described(PeerIncompatible::NoKxGroupsInCommon), "X25519"),
+            (described(none), "peer sent no certificates"),
         ] {
             assert!(text.contains(says), "{text}");
         }

@@ -94,7 +94,6 @@ where
     Ok(Frames::new(parts.io.into_inner(), &parts.read_buf))
 }
 
-/// The response to a request that is refused.
 struct Refusal {
     status: StatusCode,
     why: String,
@@ -150,7 +149,6 @@ fn accept<B>(request: &Request<B>, origins: &[Origin]) -> Result<Response<Full<B
     response.map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }
 
-/// Checks the path and the method.
 fn check_target<B>(request: &Request<B>) -> Result<(), Refusal> {
     if !PATHS.contains(&request.uri().path()) {
         return Err(Refusal::new(
@@ -271,32 +269,36 @@ fn is_own_name(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The status and the text of the response to a valid request with these headers changed.
-    fn response_to(path: &str, change: &[(&str, Option<&str>)], origins: &[&str]) -> (u16, String) {
-        let mut request = Request::get(path).body(()).unwrap();
-        let valid = [
-            ("host", Some("10.0.0.7:8080")),
-            ("connection", Some("keep-alive, Upgrade")),
-            ("upgrade", Some("WebSocket")),
-            ("sec-websocket-version", Some("13")),
-            ("sec-websocket-key", Some("dGhlIHNhbXBsZSBub25jZQ==")),
-            ("sec-websocket-protocol", Some("mqttv3.1, mqtt")),
-        ];
-        for (name, value) in valid.iter().chain(change) {
+    /// A valid request, with these values of these headers instead.
+    fn request(path: &str, changed: &[(&str, &[&str])]) -> Request<()> {
+        let mut request = Request::get(path)
+            .header("host", "10.0.0.7:8080")
+            .header("connection", "keep-alive, Upgrade")
+            .header("upgrade", "WebSocket")
+            .header("sec-websocket-version", "13")
+            .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+            .header("sec-websocket-protocol", "mqttv3.1, mqtt")
+            .body(())
+            .unwrap();
+        for (name, values) in changed {
             let name: HeaderName = name.parse().unwrap();
-            match value {
-                Some(value) => request.headers_mut().insert(name, value.parse().unwrap()),
-                None => request.headers_mut().remove(name),
-            };
+            request.headers_mut().remove(&name);
+            for value in *values {
+                let value = value.parse().unwrap();
+                request.headers_mut().append(&name, value);
+            }
         }
+        request
+    }
+
+    /// The status and the text of the response.
+    fn response_to(request: &Request<()>, origins: &[&str]) -> (u16, String) {
         let origins: Vec<Origin> = origins.iter().map(|it| it.parse().unwrap()).collect();
-        match accept(&request, &origins) {
+        match accept(request, &origins) {
             Ok(response) => {
                 let chosen = &response.headers()["sec-websocket-protocol"];
-                (
-                    response.status().as_u16(),
-                    chosen.to_str().unwrap().to_owned(),
-                )
+                let chosen = chosen.to_str().unwrap().to_owned();
+                (response.status().as_u16(), chosen)
             }
             Err(refusal) => (refusal.status.as_u16(), refusal.why),
         }
@@ -305,55 +307,37 @@ mod tests {
     #[test]
     fn a_valid_request_is_upgraded_to_mqtt() {
         for path in ["/", "/mqtt", "/mqtt?token=1"] {
-            assert_eq!(response_to(path, &[], &[]), (101, "mqtt".to_owned()));
+            let response = response_to(&request(path, &[]), &[]);
+            assert_eq!(response, (101, "mqtt".to_owned()));
         }
     }
 
     #[test]
     fn the_refusal_of_an_invalid_request_names_what_is_missing() {
-        for (path, change, status, says) in [
-            ("/other", ("host", Some("a")), 404, "/mqtt"),
-            ("/", ("host", None), 400, "`host`"),
-            ("/", ("host", Some("")), 400, "`host`"),
-            ("/", ("upgrade", None), 426, "MQTT client"),
-            ("/", ("connection", Some("close")), 400, "`Upgrade`"),
-            ("/", ("connection", None), 400, "`Upgrade`"),
-            ("/", ("sec-websocket-version", None), 426, "version 13"),
-            ("/", ("sec-websocket-version", Some("8")), 426, "version 13"),
-            (
-                "/",
-                ("sec-websocket-version", Some("8, 13")),
-                426,
-                "version 13",
-            ),
-            ("/", ("sec-websocket-key", None), 400, "Key"),
-            ("/", ("sec-websocket-key", Some("")), 400, "Key"),
-            (
-                "/",
-                ("sec-websocket-key", Some("dGhlIHNhbXBsZSBub25j")),
-                400,
-                "Key",
-            ), // 15 bytes
-            (
-                "/",
-                ("sec-websocket-key", Some("dGhlIHNhbXBsZSBub25j*Q==")),
-                400,
-                "Key",
-            ),
-            ("/", ("sec-websocket-protocol", None), 400, "`mqtt`"),
-            (
-                "/",
-                ("sec-websocket-protocol", Some("mqttv3.1")),
-                400,
-                "`mqtt`",
-            ),
+        let (of_15_bytes, no_base64) = ("dGhlIHNhbXBsZSBub25j", "dGhlIHNhbXBsZSBub25j*Q==");
+        for (name, value, status, says) in [
+            ("host", None, 400, "`host`"),
+            ("host", Some(""), 400, "`host`"),
+            ("upgrade", None, 426, "MQTT client"),
+            ("connection", Some("close"), 400, "`Upgrade`"),
+            ("connection", None, 400, "`Upgrade`"),
+            ("sec-websocket-version", None, 426, "version 13"),
+            ("sec-websocket-version", Some("8"), 426, "version 13"),
+            ("sec-websocket-version", Some("8, 13"), 426, "version 13"),
+            ("sec-websocket-key", None, 400, "Key"),
+            ("sec-websocket-key", Some(""), 400, "Key"),
+            ("sec-websocket-key", Some(of_15_bytes), 400, "Key"),
+            ("sec-websocket-key", Some(no_base64), 400, "Key"),
+            ("sec-websocket-protocol", None, 400, "`mqtt`"),
+            ("sec-websocket-protocol", Some("mqttv3.1"), 400, "`mqtt`"),
         ] {
-            let (got, why) = response_to(path, &[change], &[]);
-            assert!(
-                got == status && why.contains(says),
-                "{change:?}: {got} {why}"
-            );
+            let changed = request("/", &[(name, value.as_slice())]);
+            let (got, why) = response_to(&changed, &[]);
+            let is_expected = got == status && why.contains(says);
+            assert!(is_expected, "{name}: {value:?}: {got} {why}");
         }
+        let (got, why) = response_to(&request("/other", &[]), &[]);
+        assert!(got == 404 && why.contains("/mqtt"), "{got} {why}");
     }
 
     #[test]
@@ -368,20 +352,7 @@ mod tests {
     #[test]
     fn only_a_header_that_is_a_list_may_be_repeated() {
         let header = |name: &str, values: [&str; 2]| {
-            let request = Request::get("/")
-                .header("host", "10.0.0.7:8080")
-                .header("connection", "Upgrade")
-                .header("upgrade", "websocket")
-                .header("sec-websocket-version", "13")
-                .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
-                .header("sec-websocket-protocol", "mqtt");
-            let mut request = request.body(()).unwrap();
-            let name: HeaderName = name.parse().unwrap();
-            request.headers_mut().remove(&name);
-            for value in values {
-                let value = value.parse().unwrap();
-                request.headers_mut().append(&name, value);
-            }
+            let request = request("/", &[(name, &values)]);
             accept(&request, &[]).map_err(|refusal| (refusal.status.as_u16(), refusal.why))
         };
         for (name, values) in [
@@ -422,8 +393,8 @@ mod tests {
     #[test]
     fn only_pages_of_a_listed_origin_or_of_the_host_may_connect() {
         let status = |origin: &str, host: &str, origins: &[&str]| {
-            let change = [("origin", Some(origin)), ("host", Some(host))];
-            response_to("/", &change, origins).0
+            let changed: [(_, &[_]); 2] = [("origin", &[origin]), ("host", &[host])];
+            response_to(&request("/", &changed), origins).0
         };
         let here = "10.0.0.7:8080";
         assert_eq!(status("http://10.0.0.7", here, &[]), 101);

@@ -11,15 +11,25 @@ fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![first];
     match payload.len() {
         length @ 0..126 => frame.push(0x80 | length as u8),
-        length => {
+        length @ 126..=0xffff => {
             frame.push(0x80 | 126);
-            frame.extend(u16::try_from(length).unwrap().to_be_bytes());
+            frame.extend((length as u16).to_be_bytes());
+        }
+        length => {
+            frame.push(0x80 | 127);
+            frame.extend((length as u64).to_be_bytes());
         }
     }
     frame.extend(MASK);
     let masked = payload.iter().zip(MASK.iter().cycle());
     frame.extend(masked.map(|(byte, mask)| byte ^ mask));
     frame
+}
+
+/// Many pings with different payloads.
+fn pings() -> Vec<u8> {
+    let numbers = (0..20_000_u32).map(u32::to_be_bytes);
+    numbers.flat_map(|number| frame(0x89, &number)).collect()
 }
 
 fn pair() -> (Frames<DuplexStream>, DuplexStream) {
@@ -133,16 +143,7 @@ async fn valid_closes_and_lengths_are_accepted() {
     }
     for length in [0, 125, 126, 0xffff, 0x1_0000] {
         let payload = vec![7_u8; length];
-        let frame = match u16::try_from(length) {
-            Ok(_) => frame(0x82, &payload),
-            Err(_) => {
-                let head = [&[0x82, 0xff], &(length as u64).to_be_bytes()[..], &MASK].concat();
-                let mask = MASK.iter().cycle();
-                let masked = payload.iter().zip(mask).map(|(byte, mask)| byte ^ mask);
-                head.into_iter().chain(masked).collect()
-            }
-        };
-        let (read, answered) = read(&frame).await;
+        let (read, answered) = read(&frame(0x82, &payload)).await;
         assert_eq!((read.unwrap(), answered), (payload, vec![]));
     }
 }
@@ -160,9 +161,7 @@ async fn the_header_of_a_long_frame_reserves_no_memory() {
 
 #[tokio::test]
 async fn the_last_of_many_pings_is_answered_and_a_close_is_returned() {
-    let mut pings: Vec<u8> = (0..20_000_u32)
-        .flat_map(|n| frame(0x89, &n.to_be_bytes()))
-        .collect();
+    let mut pings = pings();
     pings.extend(frame(0x88, &1000_u16.to_be_bytes()));
     let (ours, mut theirs) = duplex(1 << 20);
     let mut frames = Frames::new(ours, &[]);
@@ -189,9 +188,7 @@ async fn pings_of_a_peer_that_does_not_read_use_no_memory() {
     let (ours, theirs) = duplex(64);
     let mut frames = Frames::new(ours, &[]);
     let (mut reading, mut sending) = tokio::io::split(theirs);
-    let mut sent: Vec<u8> = (0..20_000_u32)
-        .flat_map(|n| frame(0x89, &n.to_be_bytes()))
-        .collect();
+    let mut sent = pings();
     sent.extend(frame(0x82, b"a"));
     let mut byte = [0];
     let (sent, read) = tokio::join!(sending.write_all(&sent), frames.read(&mut byte));

@@ -73,7 +73,6 @@ enum Upstream {
     Alone(TcpStream),
 }
 
-/// Where a client is served.
 enum Place {
     Here(Broker),
     At(Leader, Upstream),

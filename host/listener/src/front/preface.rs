@@ -86,7 +86,6 @@ impl fmt::Display for HostName {
     }
 }
 
-/// The key of all MACs.
 #[derive(Clone)]
 pub(super) struct Key([u8; 32]);
 
@@ -130,7 +129,6 @@ pub(super) struct Request {
     pub(super) purpose: Purpose,
 }
 
-/// The answer of a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// The bytes of the client follow, or those of the link.
@@ -144,14 +142,15 @@ pub(super) enum Answer {
 }
 
 impl Answer {
+    const ALL: [Self; 4] = [
+        Self::Accepted,
+        Self::NotLeading,
+        Self::NoListener,
+        Self::Refused,
+    ];
+
     pub(super) fn from_byte(byte: u8) -> Option<Self> {
-        let all = [
-            Self::Accepted,
-            Self::NotLeading,
-            Self::NoListener,
-            Self::Refused,
-        ];
-        all.into_iter().find(|it| *it as u8 == byte)
+        Self::ALL.into_iter().find(|it| *it as u8 == byte)
     }
 }
 
@@ -162,7 +161,6 @@ pub(super) struct Received {
 }
 
 impl Received {
-    /// Answers the host.
     pub(super) async fn answer<S: AsyncWrite + Unpin>(
         &self,
         stream: &mut S,

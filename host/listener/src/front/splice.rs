@@ -78,7 +78,6 @@ enum Passed {
     All,
     /// The receiver has no room for these bytes.
     Part(Vec<u8>),
-    /// The reader has ended.
     End,
 }
 
@@ -151,7 +150,6 @@ mod tests {
 
     use super::*;
 
-    /// Two connected sockets.
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap());

@@ -82,7 +82,6 @@ pub(super) fn options(host: &str) -> FrontOptions {
     }
 }
 
-/// A host of the cluster.
 pub(super) struct Host {
     pub(super) name: &'static str,
     pub(super) role: watch::Sender<Role>,
@@ -153,6 +152,13 @@ impl Host {
         self.role.send_replace(Role::Leading(broker.clone()));
     }
 
+    /// Leads with a broker of its own. Returns the clients that the broker saw.
+    pub(super) fn lead_alone(&self) -> Arc<Clients> {
+        let (broker, clients) = broker();
+        self.lead(&broker);
+        clients
+    }
+
     pub(super) fn follow(&self, leader: &Self) {
         self.follow_at(leader.name, leader.port);
     }
@@ -189,13 +195,17 @@ impl Drop for Host {
     }
 }
 
-/// Waits until a condition holds.
 pub(super) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// The result of a future that ends in time.
+pub(super) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future).await.expect(what)
 }
 
 /// Connects to a cluster port as another host does, and returns the answer.
@@ -246,8 +256,8 @@ pub(super) fn dead_address() -> SocketAddr {
 /// Waits until the other side closes the connection, without more bytes.
 pub(super) async fn is_closed(socket: &mut (impl tokio::io::AsyncRead + Unpin)) {
     use tokio::io::AsyncReadExt;
-    let read = timeout(PATIENCE, socket.read(&mut [0])).await;
-    assert!(!matches!(read.expect("it closes"), Ok(1..)), "a byte came");
+    let read = within("its end", socket.read(&mut [0])).await;
+    assert!(!matches!(read, Ok(1..)), "a byte came");
 }
 
 /// The files of a certificate for localhost, the directory that holds them, and the certificate.

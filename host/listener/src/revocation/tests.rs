@@ -49,7 +49,6 @@ fn intermediate(root: &Authority, usages: &[KeyUsagePurpose]) -> Authority {
     CertifiedIssuer::signed_by(params, KeyPair::generate().unwrap(), root).unwrap()
 }
 
-/// A certificate of a client.
 fn client(by: &Authority, serial: u64) -> CertificateDer<'static> {
     client_with(by, serial, None)
 }

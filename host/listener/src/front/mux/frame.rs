@@ -29,7 +29,6 @@ pub(super) const CREDIT: u8 = 4;
 pub(super) const END: u8 = 5;
 pub(super) const CLOSE: u8 = 6;
 
-/// A received frame.
 pub(super) struct Frame<'a> {
     pub(super) stream: u32,
     pub(super) kind: u8,

@@ -47,7 +47,6 @@ impl Stream {
         }
     }
 
-    /// Waits for the answer of the leader.
     pub(in super::super) async fn answered(&self) -> io::Result<Answer> {
         poll_fn(|cx| {
             let mut state = self.0.shared.lock();

@@ -9,8 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::front::tests::{eventually, within};
 
 const SCHEME: Scheme = Scheme {
     tls: true,
@@ -46,16 +45,21 @@ impl Leader {
     }
 
     async fn ended(self) -> Result<(), MuxError> {
-        let ended = timeout(PATIENCE, self.accepting).await;
-        ended.expect("it ends").unwrap()
+        within("its end", self.accepting).await.unwrap()
     }
+}
+
+/// A host, and the other end of its connection.
+fn host() -> (Mux, DuplexStream) {
+    let (host, leader) = duplex(4096);
+    let (reader, writer) = split(host);
+    (Mux::start(reader, writer), leader)
 }
 
 /// A host and the leader to which it passes clients on.
 fn hosts() -> (Mux, Leader) {
-    let (host, leader) = duplex(4096);
-    let (reader, writer) = split(host);
-    (Mux::start(reader, writer), Leader::on(leader))
+    let (mux, leader) = host();
+    (mux, Leader::on(leader))
 }
 
 /// A stream at both hosts.
@@ -131,7 +135,7 @@ async fn streams_carry_bytes_of_any_length_side_by_side() {
         }
     }
     for task in tasks {
-        timeout(PATIENCE, task).await.expect("it ends").unwrap();
+        within("its end", task).await.unwrap();
     }
 }
 
@@ -151,15 +155,13 @@ async fn a_stream_that_is_not_read_holds_a_window_and_delays_no_other() {
     for _ in 0..10 {
         other.write_all(&sent[..1000]).await.unwrap();
         let mut received = [0; 1000];
-        timeout(PATIENCE, read.read_exact(&mut received))
-            .await
-            .expect("it arrives")
-            .unwrap();
+        let reading = read.read_exact(&mut received);
+        within("all bytes", reading).await.unwrap();
     }
     // It continues when it is read.
     let (mut held, rest) = (vec![0; sent.len()], &sent[limits::CLUSTER_WINDOW_BYTES..]);
     let both = async { tokio::join!(slow.write_all(rest), unread.read_exact(&mut held)) };
-    let (written, read) = timeout(PATIENCE, both).await.expect("it continues");
+    let (written, read) = within("all bytes", both).await;
     written.and(read.map(drop)).unwrap();
     assert!(held == sent);
     // An idle stream keeps no large buffer.
@@ -170,9 +172,7 @@ async fn a_stream_that_is_not_read_holds_a_window_and_delays_no_other() {
 
 #[tokio::test]
 async fn streams_wait_while_the_connection_is_full() {
-    let (host, leader) = duplex(4096);
-    let (reader, writer) = split(host);
-    let mux = Mux::start(reader, writer);
+    let (mux, leader) = host();
     // Nothing is read until all streams wait.
     let streams: Vec<Stream> = (0..20)
         .map(|port| mux.open(SCHEME, client(100 + port)).unwrap())
@@ -193,11 +193,7 @@ async fn streams_wait_while_the_connection_is_full() {
     assert!(written.iter().any(|it| !it.is_finished()));
     let mut leader = Leader::on(leader);
     for task in written {
-        timeout(PATIENCE, task)
-            .await
-            .expect("it continues")
-            .unwrap()
-            .unwrap();
+        within("all bytes", task).await.unwrap().unwrap();
     }
     for _ in 0..streams.len() {
         let mut received = vec![0; sent.len()];
@@ -231,12 +227,7 @@ async fn streams_that_wait_for_room_take_turns() {
     }
     let total = || sent.iter().map(|it| it.load(Relaxed)).sum::<usize>();
     let enough = STREAMS * 10 * limits::CLUSTER_WINDOW_BYTES;
-    let sending = async {
-        while total() < enough {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(PATIENCE, sending).await.expect("they progress");
+    eventually("progress", || total() >= enough).await;
     let least = sent.iter().map(|it| it.load(Relaxed)).min().unwrap();
     assert!(least * STREAMS * 4 > total(), "{least} of {}", total());
     tasks.iter().for_each(JoinHandle::abort);
@@ -256,9 +247,7 @@ async fn the_last_bytes_arrive_before_the_end_of_a_closed_stream() {
     // A stream waits for its answer no longer than it lives.
     let unanswered = mux.open(SCHEME, client(40_000)).unwrap();
     drop(leader);
-    _ = timeout(PATIENCE, unanswered.answered())
-        .await
-        .expect("it returns");
+    _ = within("its end", unanswered.answered()).await;
 }
 
 #[tokio::test]
@@ -270,8 +259,8 @@ async fn the_end_of_a_connection_ends_its_streams() {
     near.read_exact(&mut received).await.unwrap();
     leader.accepting.abort();
     for stream in [&mut near, &mut far] {
-        let read = timeout(PATIENCE, stream.read(&mut received)).await;
-        let error = read.expect("it ends").unwrap_err();
+        let read = within("its end", stream.read(&mut received)).await;
+        let error = read.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
         let error = stream.write(b"more").await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
@@ -307,9 +296,7 @@ async fn an_unused_connection_ends_if_the_leader_closed_its_last_stream() {
 
 #[tokio::test]
 async fn frames_before_an_invalid_one_wake_their_streams() {
-    let (host, mut leader) = duplex(4096);
-    let (reader, writer) = split(host);
-    let mux = Mux::start(reader, writer);
+    let (mux, mut leader) = host();
     let mut stream = mux.open(SCHEME, client(40_000)).unwrap();
     let reading = tokio::spawn(async move {
         let mut received = Vec::new();
@@ -319,8 +306,8 @@ async fn frames_before_an_invalid_one_wake_their_streams() {
     tokio::task::yield_now().await;
     let frames = [frame(0, DATA, b"last"), frame(0, 9, b"")].concat();
     leader.write_all(&frames).await.unwrap();
-    let received = timeout(PATIENCE, reading).await.expect("it is woken");
-    assert_eq!(received.unwrap(), b"last");
+    let received = within("its end", reading).await.unwrap();
+    assert_eq!(received, b"last");
 }
 
 #[tokio::test]
@@ -401,16 +388,12 @@ async fn invalid_frames_end_the_connection() {
 
 #[tokio::test]
 async fn only_the_host_that_connected_opens_streams() {
-    let (host, mut leader) = duplex(4096);
-    let (reader, writer) = split(host);
-    let mux = Mux::start(reader, writer);
+    let (mux, mut leader) = host();
     let mut stream = mux.open(SCHEME, client(40_000)).unwrap();
-    leader
-        .write_all(&frame(9, OPEN, &encode_client(SCHEME, client(40_000))))
-        .await
-        .unwrap();
-    let read = timeout(PATIENCE, stream.read(&mut [0])).await;
-    assert!(read.expect("it ends").is_err());
+    let opened = frame(9, OPEN, &encode_client(SCHEME, client(40_000)));
+    leader.write_all(&opened).await.unwrap();
+    let read = within("its end", stream.read(&mut [0])).await;
+    assert!(read.is_err());
 }
 
 /// A client's socket. Writes that must not wait find only as much room as there is.
@@ -449,12 +432,7 @@ async fn received_bytes_go_to_the_sink_while_the_reader_sleeps() {
     near.write_to(Arc::new(client.clone()));
     // They arrive while the reader is awake.
     far.write_all(b"first").await.unwrap();
-    let arriving = async {
-        while held_bytes(&near) < 5 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(PATIENCE, arriving).await.expect("they arrive");
+    eventually("the bytes", || held_bytes(&near) >= 5).await;
     let mut received = [0; 5];
     near.read_exact(&mut received).await.unwrap();
     assert_eq!(&received, b"first");
@@ -462,22 +440,13 @@ async fn received_bytes_go_to_the_sink_while_the_reader_sleeps() {
     // The sink lets the other side send more, as a reader does.
     let sent = bytes(1, 5 * limits::CLUSTER_WINDOW_BYTES);
     tokio::task::yield_now().await;
-    let writing = far.write_all(&sent);
-    timeout(PATIENCE, writing)
-        .await
-        .expect("it continues")
-        .unwrap();
-    let arriving = async {
-        while client.0.lock().unwrap().0.len() < sent.len() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(PATIENCE, arriving).await.expect("all arrives");
+    within("room", far.write_all(&sent)).await.unwrap();
+    let has_all = || client.0.lock().unwrap().0.len() >= sent.len();
+    eventually("all bytes", has_all).await;
     assert!(client.take(0) == sent);
     assert!(!reading.is_finished());
     far.shutdown().await.unwrap();
-    let read = timeout(PATIENCE, reading).await;
-    assert_eq!(read.expect("it ends").unwrap(), 0);
+    assert_eq!(within("its end", reading).await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -515,8 +484,8 @@ async fn a_sink_without_room_and_the_reader_keep_the_order_of_bytes() {
             assert!(client.take(by_reader % 1500).is_empty());
         }
     };
-    let read = timeout(PATIENCE, reading).await;
-    read.expect("the rest goes to the reader");
+    // The rest goes to the reader.
+    within("its end", reading).await;
     assert!(received == expected);
     assert!((1..expected.len()).contains(&by_reader), "{by_reader}");
     writing.await.unwrap();

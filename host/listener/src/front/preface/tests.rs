@@ -82,12 +82,7 @@ async fn both_sides_agree_on_every_request_and_answer() {
     let longest = "x".repeat(limits::CLUSTER_HOST_NAME_BYTES_MAX);
     requests[0].host = longest.parse().unwrap();
     for request in requests {
-        for answer in [
-            Answer::Accepted,
-            Answer::NotLeading,
-            Answer::NoListener,
-            Answer::Refused,
-        ] {
+        for answer in Answer::ALL {
             let (mut leader, mut host) = duplex(64);
             let leading = async {
                 let received = receive(&mut leader, &key()).await.unwrap();

@@ -5,17 +5,13 @@ use std::sync::Arc;
 
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::PATIENCE;
+use super::within;
+use crate::Stream;
 use statehouse_config::Listen;
-
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 pub(super) struct Client {
     stream: Box<dyn Stream>,
@@ -172,14 +168,13 @@ impl Client {
             self.stream.read_exact(&mut packet[2..]).await.unwrap();
             packet
         };
-        timeout(PATIENCE, receiving).await.expect("a packet comes")
+        within("a packet", receiving).await
     }
 
     /// Waits until the broker or the front closes the connection.
     pub(super) async fn closed(mut self) {
         let mut rest = Vec::new();
-        let ended = timeout(PATIENCE, self.stream.read_to_end(&mut rest)).await;
         // A reset ends it too.
-        _ = ended.expect("it closes");
+        _ = within("its end", self.stream.read_to_end(&mut rest)).await;
     }
 }

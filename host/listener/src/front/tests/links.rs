@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::front::Times;
-use crate::front::preface::receive;
+use crate::front::preface::{Received, receive};
 use statehouse_config::limits;
 
 #[tokio::test]
@@ -37,8 +37,7 @@ async fn a_leader_that_does_not_reach_the_log_is_suspected() {
         front.options.reaches_log = Arc::new(move || seen.load(Ordering::SeqCst));
     });
     let follower = Host::plain("gw2");
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     follower.follow(&leader);
     sleep(2 * limits::CLUSTER_LINK_SILENCE).await;
     assert_eq!(follower.suspicions(), 0);
@@ -56,29 +55,32 @@ async fn a_silent_leader_is_suspected() {
     eventually("a suspicion", || follower.suspicions() == 1).await;
     assert!(began.elapsed() >= limits::CLUSTER_LINK_SILENCE);
     // One that is stopped after it accepted the link.
-    let mut sockets = Vec::new();
-    let linked = loop {
-        let (mut socket, _) = silent.accept().await.unwrap();
-        let key = Key::new(&SECRET);
-        // An earlier attempt that timed out.
-        if let Ok(received) = receive(&mut socket, &key).await {
-            let answered = received.answer(&mut socket, &key, Answer::Accepted);
-            answered.await.unwrap();
-            sockets.push(socket);
-            break Instant::now();
-        }
-    };
+    let (mut socket, received) = request(&silent).await;
+    let key = Key::new(&SECRET);
+    let answered = received.answer(&mut socket, &key, Answer::Accepted);
+    answered.await.unwrap();
+    let linked = Instant::now();
     let before = follower.suspicions();
     eventually("a suspicion", || follower.suspicions() > before).await;
     assert!(linked.elapsed() >= limits::CLUSTER_LINK_SILENCE - Duration::from_millis(50));
+}
+
+/// The next request of a follower, and its socket.
+async fn request(leader: &TcpListener) -> (TcpStream, Received) {
+    loop {
+        let (mut socket, _) = leader.accept().await.unwrap();
+        // An earlier attempt may have timed out.
+        if let Ok(received) = receive(&mut socket, &Key::new(&SECRET)).await {
+            return (socket, received);
+        }
+    }
 }
 
 /// The network acknowledges what the follower sends, and loses it. No connection fails.
 #[tokio::test]
 async fn a_leader_that_receives_nothing_is_suspected() {
     let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     let is_lost = Arc::new(AtomicBool::new(false));
     let loses = is_lost.clone();
     let forwarding = network(leader.port, move |mut from_host, mut to_leader| {
@@ -109,8 +111,7 @@ async fn a_link_counts_while_its_follower_sends_bytes() {
         links = Some(front.options.links.clone());
     });
     let links = links.unwrap();
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     let (follower, answer) = knock(leader.port, Purpose::TwoWayLink).await;
     assert_eq!(answer, Answer::Accepted);
     let is_linked = || follower.try_write(&[0]).is_ok() && links.contains("gw9");
@@ -128,11 +129,7 @@ async fn a_follower_sends_nothing_to_a_leader_of_an_earlier_version() {
     follower.follow_at("gw1", leader.local_addr().unwrap());
     let (key, mut purposes) = (Key::new(&SECRET), Vec::new());
     let mut link = loop {
-        let (mut socket, _) = leader.accept().await.unwrap();
-        // An attempt that timed out.
-        let Ok(received) = receive(&mut socket, &key).await else {
-            continue;
-        };
+        let (mut socket, received) = request(&leader).await;
         let purpose = received.request.purpose;
         purposes.push(purpose);
         let answer = match purpose {
@@ -154,13 +151,8 @@ async fn a_follower_sends_nothing_to_a_leader_of_an_earlier_version() {
     assert_eq!(follower.suspicions(), before);
     // After the link broke, the leader may have a later version.
     drop(link);
-    let purpose = loop {
-        let (mut socket, _) = leader.accept().await.unwrap();
-        if let Ok(received) = receive(&mut socket, &key).await {
-            break received.request.purpose;
-        }
-    };
-    assert_eq!(purpose, Purpose::TwoWayLink);
+    let (_, received) = request(&leader).await;
+    assert_eq!(received.request.purpose, Purpose::TwoWayLink);
 }
 
 #[tokio::test]
@@ -195,8 +187,7 @@ async fn a_follower_receives_the_clocks_of_its_leader() {
     let follower = Host::new("gw2", &["mqtt"], None, |front| {
         front.options.compare = Arc::new(move |times| seen.lock().unwrap().push(times));
     });
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     follower.follow(&leader);
     eventually("two beats", || received.lock().unwrap().len() >= 2).await;
     assert!(received.lock().unwrap().iter().all(|it| *it == times));

@@ -19,8 +19,7 @@ async fn a_follower_passes_clients_of_every_scheme_on() {
     let schemes = ["mqtt", "mqtts", "ws", "wss"];
     let hosts = ["gw1", "gw2"].map(|name| Host::new(name, &schemes, Some(files.clone()), |_| {}));
     let [leader, follower] = hosts;
-    let (broker, clients) = broker();
-    leader.lead(&broker);
+    let clients = leader.lead_alone();
     follower.follow(&leader);
     for host in [&leader, &follower] {
         for listen in &host.listeners {
@@ -142,8 +141,7 @@ async fn every_host_can_lead_after_another() {
 #[tokio::test]
 async fn a_dead_leader_is_suspected_and_its_client_served_by_the_next() {
     let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     let mut client = Client::on(follower.connect().await);
     client.send(&connect("one")).await;
     follower.follow_at("gw3", dead_address());
@@ -202,8 +200,7 @@ async fn a_client_that_disconnected_while_it_waited_is_not_passed_on() {
 #[tokio::test]
 async fn a_burst_of_a_client_that_closes_at_once_arrives() {
     let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     follower.follow(&leader);
     let mut subscriber = Client::on(leader.connect().await).connected("sub").await;
     subscriber.subscribe().await;
@@ -233,8 +230,7 @@ async fn a_burst_of_a_client_that_closes_at_once_arrives() {
 #[tokio::test]
 async fn a_client_that_gave_up_before_it_was_accepted_is_not_passed_on() {
     let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
-    let (broker, clients) = broker();
-    leader.lead(&broker);
+    let clients = leader.lead_alone();
     follower.follow(&leader);
     let mut next = Client::on(leader.connect().await).connected("one").await;
     let disconnect = [0xe0, 0];
@@ -272,8 +268,7 @@ async fn streams_end_when_another_host_leads() {
     follower.follow_at("gw1", lost.address);
     let mut socket = follower.connect().await;
     socket.write_all(&connect("one")).await.unwrap();
-    let passed = timeout(PATIENCE, is_accepted.recv()).await;
-    let mut stream = passed.expect("the stream is passed on").unwrap();
+    let mut stream = within("a stream", is_accepted.recv()).await.unwrap();
     stream.read_u8().await.unwrap();
     // While no leader is known, the last one may still serve.
     follower.role.send_replace(Role::Waiting);
@@ -316,8 +311,7 @@ async fn streams_end_when_the_leader_was_silent_for_the_hold() {
     eventually("a beat", || !links.silence().is_zero()).await;
     let mut socket = follower.connect().await;
     socket.write_all(&connect("one")).await.unwrap();
-    let passed = timeout(PATIENCE, is_accepted.recv()).await;
-    let stream = passed.expect("the stream is passed on").unwrap();
+    let stream = within("a stream", is_accepted.recv()).await.unwrap();
     let still = timeout(Duration::from_secs(4), is_closed(&mut socket)).await;
     assert!(still.is_err(), "the leader is not silent");
     is_silent.store(true, Ordering::SeqCst);
@@ -328,8 +322,7 @@ async fn streams_end_when_the_leader_was_silent_for_the_hold() {
 #[tokio::test]
 async fn clients_reach_a_leader_of_a_program_that_knows_single_streams_only() {
     let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
-    let (broker, clients) = broker();
-    leader.lead(&broker);
+    let clients = leader.lead_alone();
     // It refuses purposes that it does not know.
     let port = leader.port;
     let attempts = Arc::<AtomicUsize>::default();
@@ -369,8 +362,7 @@ async fn a_leader_that_refused_the_shared_connection_is_asked_again() {
     let follower = Host::new("gw2", &["mqtt"], None, |front| {
         front.streams_retry = Duration::ZERO;
     });
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     let port = leader.port;
     let attempts = Arc::<AtomicUsize>::default();
     let attempted = attempts.clone();
@@ -404,8 +396,7 @@ async fn a_leader_that_refused_the_shared_connection_is_asked_again() {
 #[tokio::test]
 async fn a_leader_that_answers_no_streams_is_suspected_and_its_clients_go_on() {
     let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     // A connection that is lost behind its handshake, and then a working one to the same leader.
     let lost = Arc::<AtomicUsize>::default();
     let silent = lost.clone();
@@ -435,8 +426,7 @@ async fn a_leader_that_answers_no_streams_is_suspected_and_its_clients_go_on() {
 #[tokio::test]
 async fn clients_of_a_host_that_passes_them_on_one_by_one_are_served() {
     let leader = Host::plain("gw1");
-    let (broker, clients) = broker();
-    leader.lead(&broker);
+    let clients = leader.lead_alone();
     let client = "10.0.0.7:40000".parse().unwrap();
     let scheme = leader.listeners[0].scheme;
     let (socket, answer) = knock(leader.port, Purpose::Stream { scheme, client }).await;
@@ -504,8 +494,7 @@ async fn the_streams_that_wait_or_are_passed_on_are_limited() {
     let follower = Host::new("gw2", &["mqtt"], None, |front| {
         front.options.connections_max = Arc::new(|| 2);
     });
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     let mut first = Client::on(follower.connect().await);
     first.send(&connect("one")).await;
     follower.follow(&leader);

@@ -10,8 +10,7 @@ use statehouse_config::limits;
 #[tokio::test]
 async fn a_peer_without_the_secret_never_reaches_the_broker() {
     let leader = Host::plain("gw1");
-    let (broker, clients) = broker();
-    leader.lead(&broker);
+    let clients = leader.lead_alone();
     // The bytes of a client itself, and what a host without the secret sends.
     let mut recorded = Vec::new();
     let (mut host, mut tap) = duplex(4096);
@@ -32,8 +31,7 @@ async fn a_peer_without_the_secret_never_reaches_the_broker() {
         socket.write_all(&connect("one")).await.ok();
         let mut answer = Vec::new();
         // The port closes with unread bytes, so the connection may be reset.
-        let read = timeout(PATIENCE, socket.read_to_end(&mut answer)).await;
-        _ = read.expect("it closes");
+        _ = within("its end", socket.read_to_end(&mut answer)).await;
         eventually("a refusal", || leader.refusals() == 1 + index as u64).await;
     }
     assert_eq!(clients.seen(), []);
@@ -45,8 +43,7 @@ async fn hosts_with_different_secrets_serve_no_clients_of_each_other() {
     let follower = Host::new("gw2", &["mqtt"], None, |front| {
         front.key = Key::new(&[8; 32]);
     });
-    let (broker, clients) = broker();
-    leader.lead(&broker);
+    let clients = leader.lead_alone();
     follower.follow(&leader);
     let mut socket = follower.connect().await;
     socket.write_all(&connect("one")).await.unwrap();
@@ -62,8 +59,7 @@ async fn hosts_with_different_secrets_serve_no_clients_of_each_other() {
 async fn a_client_of_a_scheme_that_the_leader_lacks_is_refused() {
     let leader = Host::plain("gw1");
     let follower = Host::new("gw2", &["ws"], None, |_| {});
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     follower.follow(&leader);
     is_closed(&mut follower.connect().await).await;
     eventually("refusals", || {
@@ -75,8 +71,7 @@ async fn a_client_of_a_scheme_that_the_leader_lacks_is_refused() {
 #[tokio::test]
 async fn a_slow_peer_is_closed_and_delays_no_host() {
     let [leader, follower] = ["gw1", "gw2"].map(Host::plain);
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     follower.follow(&leader);
     let began = Instant::now();
     let mut slow = TcpStream::connect(leader.port).await.unwrap();
@@ -96,8 +91,7 @@ async fn a_slow_peer_is_closed_and_delays_no_host() {
 #[tokio::test]
 async fn links_are_limited_and_released() {
     let leader = Host::plain("gw1");
-    let (broker, _) = broker();
-    leader.lead(&broker);
+    leader.lead_alone();
     let link = || knock(leader.port, Purpose::Link);
     let mut links = Vec::new();
     for _ in 0..limits::CLUSTER_LINKS_MAX {
@@ -115,13 +109,11 @@ async fn links_are_limited_and_released() {
     let mut last = links.pop().unwrap();
     last.write_all(&[1]).await.unwrap();
     let mut beats = Vec::new();
-    let ended = timeout(PATIENCE, last.read_to_end(&mut beats)).await;
-    _ = ended.expect("it closes");
+    _ = within("its end", last.read_to_end(&mut beats)).await;
     // All links end with the leadership.
     leader.role.send_replace(Role::Waiting);
     for mut socket in links {
-        let ended = timeout(PATIENCE, socket.read_to_end(&mut beats)).await;
-        _ = ended.expect("it closes");
+        _ = within("its end", socket.read_to_end(&mut beats)).await;
     }
     assert_eq!(link().await.1, Answer::NotLeading);
 }
