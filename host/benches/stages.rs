@@ -19,11 +19,9 @@ use statehouse_core::clock::{Clock, SystemSource};
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::log::{Journal, JournalRoom, LogPosition, Memory, Recorder};
 use statehouse_core::policy::{self, Assignment, Engine, Instance, Policy, Registry};
-use statehouse_core::request::{
-    Delivery, Incoming, Parsed, REQUEST_TOPIC, ReplyTo, Request, parse,
-};
+use statehouse_core::request::{Delivery, Incoming, REQUEST_TOPIC, ReplyTo, Request, parse};
 use statehouse_core::store::{Mode, Peer, Quota, State, Store, Transaction};
-use statehouse_core::{Core, Decision, Input, Now, Settings};
+use statehouse_core::{Core, Decision, Input, Now, Outcome, Settings};
 use statehouse_loadgen::Request as Asked;
 use statehouse_loadgen::{Catalogue, Mqtt, Protocol, Received, Role, Verb};
 use statehouse_mqtt::simulation::Wire;
@@ -32,7 +30,7 @@ use statehouse_mqtt::{
     ReasonCode, Service,
 };
 use statehouse_server::Server;
-use statehouse_transport::embedded::{Embedded, StoreService};
+use statehouse_transport::embedded::StoreService;
 
 const KEYS: u64 = 10_000;
 const VALUE_BYTES: usize = 64;
@@ -205,13 +203,13 @@ fn served(policy: &Loaded, limits: Limits) -> Client {
     let recorder = recorder(policy, Arc::new(Memory));
     let core = Core::new(store(policy), recorder, 1, Settings::default());
     let server = Server::new(core, clock, Mode::Embedded);
-    let service = StoreService::new(server.clone());
+    let service = StoreService::new(server.clone(), None, None);
     let options = Options {
         limits,
         ..Options::default()
     };
     let broker = Broker::new(options, Arc::new(service));
-    server.attach(Arc::new(Embedded::new(broker.clone())));
+    server.attach(Arc::new(broker.clone()));
     let mut client = Client::new(&broker);
     (0..KEYS).for_each(|_| _ = client.ask(Verb::Set, 1));
     client
@@ -281,7 +279,7 @@ impl Arrived {
 
 fn parsed<'a>(incoming: &'a Incoming<'a>) -> (Request<'a>, ReplyTo<'a>) {
     match parse(incoming, None) {
-        Parsed::Run(request, reply_to) => (request, reply_to),
+        Outcome::Handled(request, reply_to) => (request, reply_to),
         _ => panic!("it is a request"),
     }
 }

@@ -342,18 +342,22 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn start() -> (Arc<ManualSource>, Clock) {
+        let source = Arc::new(ManualSource::at(10_000_000));
+        let clock = Clock::new(source.clone());
+        (source, clock)
+    }
+
+    /// `now`, how far the wall clock is behind, and the step.
+    fn read(clock: &mut Clock) -> (u64, u64, u64) {
+        let reading = clock.read();
+        (reading.now_ms, reading.wall_behind_ms, reading.stepped_ms)
+    }
+
     #[test]
     fn now_follows_the_wall_clock_and_never_decreases() {
-        let source = Arc::new(ManualSource::at(10_000_000));
-        let mut clock = Clock::new(source.clone());
-        assert_eq!(
-            clock.read(),
-            Reading {
-                now_ms: 10_000_000,
-                wall_behind_ms: 0,
-                stepped_ms: 0
-            }
-        );
+        let (source, mut clock) = start();
+        assert_eq!(read(&mut clock), (10_000_000, 0, 0));
         source.advance(5);
         assert_eq!(clock.read().now_ms, 10_000_005);
 
@@ -361,27 +365,18 @@ mod tests {
         // gap is reported.
         source.set_wall(10_000_005 - 3_600_000);
         source.advance(10);
-        let reading = clock.read();
-        assert_eq!(reading.now_ms, 10_000_015);
-        assert_eq!(reading.wall_behind_ms, 3_600_000);
+        assert_eq!(read(&mut clock), (10_000_015, 3_600_000, 0));
 
         // Stepped ahead: followed at once.
         source.set_wall(20_000_000);
-        assert_eq!(
-            clock.read(),
-            Reading {
-                now_ms: 20_000_000,
-                wall_behind_ms: 0,
-                stepped_ms: 20_000_000 - 10_000_015
-            }
-        );
+        let stepped_ms = 20_000_000 - 10_000_015;
+        assert_eq!(read(&mut clock), (20_000_000, 0, stepped_ms));
         assert_eq!(clock.read().stepped_ms, 0, "said once");
     }
 
     #[test]
     fn steps_ahead_add_up_to_the_clock_difference() {
-        let source = Arc::new(ManualSource::at(10_000_000));
-        let mut clock = Clock::new(source.clone());
+        let (source, mut clock) = start();
         let mut stepped_ms = 0;
         for round in 1..=100 {
             source.advance(1_000);
@@ -401,8 +396,7 @@ mod tests {
 
     #[test]
     fn wall_clock_stepped_back_catches_up_with_now() {
-        let source = Arc::new(ManualSource::at(10_000_000));
-        let mut clock = Clock::new(source.clone());
+        let (source, mut clock) = start();
         source.set_wall(10_000_000 - 2_000);
         let mut last = clock.read();
         assert_eq!((last.now_ms, last.wall_behind_ms), (10_000_000, 2_000));
@@ -415,16 +409,13 @@ mod tests {
             last = reading;
         }
         source.advance(1_000);
-        let caught_up = clock.read();
-        assert_eq!(caught_up.now_ms, 10_000_000 - 2_000 + 32_000);
-        assert_eq!((caught_up.wall_behind_ms, caught_up.stepped_ms), (0, 0));
+        assert_eq!(read(&mut clock), (10_000_000 - 2_000 + 32_000, 0, 0));
     }
 
     #[test]
     fn frequent_readings_leave_out_the_same_time() {
         for step_ns in [1, 15, 17, 999_983, 7_000_000] {
-            let source = Arc::new(ManualSource::at(10_000_000));
-            let mut clock = Clock::new(source.clone());
+            let (source, mut clock) = start();
             source.set_wall(10_000_000 - 3_600_000);
             let mut now_ms = clock.read().now_ms;
             for _ in 0..1_000 {
@@ -440,28 +431,20 @@ mod tests {
 
     #[test]
     fn one_late_reading_of_the_wall_clock_leaves_out_no_time() {
-        let source = Arc::new(ManualSource::at(10_000_000));
-        let mut clock = Clock::new(source.clone());
+        let (source, mut clock) = start();
         for round in 1..=100 {
             source.advance(1_000);
             source.set_wall(10_000_000 + round * 1_000 - 90);
-            let reading = clock.read();
-            assert_eq!(reading.now_ms, 10_000_000 + round * 1_000);
-            source.set_wall(10_000_000 + round * 1_000);
-            assert_eq!(
-                clock.read(),
-                Reading {
-                    wall_behind_ms: 0,
-                    ..reading
-                }
-            );
+            let (now_ms, _, stepped_ms) = read(&mut clock);
+            assert_eq!(now_ms, 10_000_000 + round * 1_000);
+            source.set_wall(now_ms);
+            assert_eq!(read(&mut clock), (now_ms, 0, stepped_ms));
         }
     }
 
     #[test]
     fn small_steps_back_and_forth_do_not_add_up() {
-        let source = Arc::new(ManualSource::at(10_000_000));
-        let mut clock = Clock::new(source.clone());
+        let (source, mut clock) = start();
         let mut wall_ms = 10_000_000;
         for _ in 0..100 {
             source.set_wall(wall_ms - 50);
@@ -477,16 +460,11 @@ mod tests {
     /// A key that was set after the wall clock had caught up would otherwise end early.
     #[test]
     fn step_ahead_after_a_step_back_is_reported_in_full() {
-        let source = Arc::new(ManualSource::at(10_000_000));
-        let mut clock = Clock::new(source.clone());
+        let (source, mut clock) = start();
         source.set_wall(10_000_000 - 2_000);
         clock.read();
         source.advance(60_000);
-        let caught_up = clock.read();
-        assert_eq!(
-            (caught_up.now_ms, caught_up.wall_behind_ms),
-            (10_058_000, 0)
-        );
+        assert_eq!(read(&mut clock), (10_058_000, 0, 0));
 
         // Stepped back once more: the time before it is not left out.
         source.set_wall(10_056_000);
@@ -495,22 +473,16 @@ mod tests {
         assert_eq!(clock.read().now_ms, 10_073_000);
 
         source.set_wall(10_075_000);
-        let reading = clock.read();
-        assert_eq!((reading.now_ms, reading.stepped_ms), (10_075_000, 2_000));
+        assert_eq!(read(&mut clock), (10_075_000, 0, 2_000));
     }
 
     #[test]
     fn version_matches_the_published_example() {
         let mut hlc = Hlc::default();
-        let request = Stamp {
-            wall: 1_696_374_425_000,
-            counter: 0,
-        };
-        let version = hlc.receive(request, 1_696_374_425_000);
-        assert_eq!(
-            version.display("StateStore").to_string(),
-            "001696374425000:00001:StateStore"
-        );
+        let (wall, counter) = (1_696_374_425_000, 0);
+        let version = hlc.receive(Stamp { wall, counter }, wall);
+        let shown = version.display("StateStore").to_string();
+        assert_eq!(shown, "001696374425000:00001:StateStore");
     }
 
     #[test]
@@ -527,20 +499,10 @@ mod tests {
     fn counter_stays_below_the_dotnet_limit() {
         let mut hlc = Hlc::default();
         for counter in [COUNTER_END as u32 - 1, COUNTER_END as u32, u32::MAX] {
-            let version = hlc.receive(
-                Stamp {
-                    wall: 10_000,
-                    counter,
-                },
-                1,
-            );
-            assert!(
-                version
-                    > Stamp {
-                        wall: 10_000,
-                        counter
-                    }
-            );
+            let wall = 10_000;
+            let observed = Stamp { wall, counter };
+            let version = hlc.receive(observed, 1);
+            assert!(version > observed);
             assert!(u64::from(version.counter) < COUNTER_END, "{version:?}");
         }
     }

@@ -19,10 +19,8 @@ use crate::clock::Stamp;
 use crate::log::record::PolicyRecord;
 use crate::log::{Journal, LogPosition, Memory, Meta, Progress, Recorder};
 use crate::policy::{Absent, Assignment, Digest, Instance, Part, Policy};
-use crate::request::{self, Dialect, Early, Incoming, Parsed, ReplyTo, Request};
-use crate::store::{
-    Answer, Effects, Event, Key, Mode, Notification, Peer, Store, Transaction, Trip,
-};
+use crate::request::{self, Dialect, Early, Incoming, ReplyTo, Request};
+use crate::store::{Answer, Effects, Key, Mode, Notification, Peer, Store, Transaction};
 use crate::trace::{Sampling, TraceParent, Traced};
 use statehouse_protocol::SessionId;
 use statehouse_protocol::rights::ClientRights;
@@ -109,9 +107,9 @@ pub enum Outcome<'a> {
     /// The client may not publish to this response topic, so the store must not do it for the
     /// client.
     ForbiddenResponseTopic(&'a [u8]),
-    /// Answered without a policy.
+    /// Answered without a policy, because it is not a request for one.
     Answered(ReplyTo<'a>, Early<'a>),
-    /// Refused without an answer.
+    /// Refused without an answer: a PUBACK with a reason, or dropped at QoS 0.
     Refused(ReasonCode, &'static str),
     /// The client violated the rules for response topics and must be disconnected.
     Disconnected(ReasonCode, &'static str),
@@ -220,20 +218,14 @@ impl Core {
 
     /// Handles one input.
     pub fn handle<'a>(&mut self, input: Input<'a>, now: Now) -> Decision<'a> {
-        let event = match input {
-            Input::Publish(incoming) => return self.publish(incoming, now),
-            Input::Disconnected(peer) => Event::Disconnected(peer),
-            Input::Undeliverable(peer, key) => Event::Undeliverable(peer, key),
-            Input::Rights(peer, rights) => Event::Rights(peer, rights),
-            Input::Expired(removed) => Event::Expired(removed),
-            Input::SessionsEnded(sessions) => Event::SessionsEnded(sessions),
-            Input::Sweep => Event::Sweep,
-        };
+        if let Input::Publish(incoming) = input {
+            return self.publish(incoming, now);
+        }
         let mut effects = Effects::default();
-        self.store.step(event, now.ms, &mut effects);
+        self.store.step(input, now.ms, &mut effects);
         Decision {
             position: self.recorder.step(None, &effects, false),
-            swapped: self.roll_back_if_tripped(&effects, now),
+            swapped: self.roll_back(&effects, now.ms),
             outcome: Outcome::Event,
             effects,
             traced: None,
@@ -243,11 +235,11 @@ impl Core {
     }
 
     fn publish<'a>(&mut self, incoming: &'a Incoming<'a>, now: Now) -> Decision<'a> {
-        let parsed = request::parse(incoming, self.settings.dialect);
         let may_be_answered_at =
             |topic| (incoming.grants.as_ref()).is_none_or(|it| it.may_be_answered_at(topic));
-        let outcome = match parsed {
-            Parsed::Run(_, ReplyTo { topic, .. }) | Parsed::Answer(ReplyTo { topic, .. }, _)
+        let outcome = match request::parse(incoming, self.settings.dialect) {
+            Outcome::Handled(_, ReplyTo { topic, .. })
+            | Outcome::Answered(ReplyTo { topic, .. }, _)
                 if !may_be_answered_at(topic) =>
             {
                 Outcome::ForbiddenResponseTopic(topic)
@@ -255,16 +247,13 @@ impl Core {
             // The client does not wait for the response any more and may have sent another request
             // since. A request that an earlier run handled is not executed again, so its
             // notifications are still sent.
-            Parsed::Run(request, reply_to)
+            Outcome::Handled(request, reply_to)
                 if reply_to.expires.is_some_and(|at| at <= now.instant)
                     && !self.store.may_be_unnotified(&request) =>
             {
                 Outcome::Expired
             }
-            Parsed::Run(request, reply_to) => Outcome::Handled(request, reply_to),
-            Parsed::Answer(reply_to, early) => Outcome::Answered(reply_to, early),
-            Parsed::Refuse(reason, text) => Outcome::Refused(reason, text),
-            Parsed::Disconnect(reason, text) => Outcome::Disconnected(reason, text),
+            outcome => outcome,
         };
         // Filled in place, because it is large.
         let mut decision = Decision {
@@ -282,7 +271,7 @@ impl Core {
             }
             (decision.position, decision.span, decision.traced) =
                 self.run(request, reply_to, now.ms, &mut decision.effects);
-            decision.swapped = self.roll_back_if_tripped(&decision.effects, now);
+            decision.swapped = self.roll_back(&decision.effects, now.ms);
         }
         decision
     }
@@ -300,11 +289,10 @@ impl Core {
         let parent = (sampling.and(reply_to.traceparent)).and_then(TraceParent::parse);
         let clock = sampling.and_then(|it| it.traces(parent).then_some(it.clock));
         let called = clock.map(|clock| clock());
-        self.store.step(Event::Request(request), now_ms, effects);
+        self.store.answer(request, now_ms, effects);
         let decided = clock.map(|clock| clock());
-        let position = self
-            .recorder
-            .step(Some(request), effects, reply_to.is_urgent());
+        let is_urgent = reply_to.is_urgent();
+        let position = self.recorder.step(Some(request), effects, is_urgent);
         let version = effects.answer.as_ref().and_then(|it| it.version);
         let span = parent.map(|it| it.of_request(reply_to.correlation_data(), version));
         let times = called.zip(decided).zip(clock.map(|clock| clock()));
@@ -318,11 +306,6 @@ impl Core {
             })
         });
         (position, span, traced)
-    }
-
-    /// Rolls a policy back that failed once too often, before the next input.
-    fn roll_back_if_tripped(&mut self, effects: &Effects, now: Now) -> Option<Swapped> {
-        (effects.tripped.as_ref()).and_then(|trip| self.roll_back(trip, now.ms))
     }
 
     /// Passes the outputs of a decision to `emit` in the order in which they must be sent:
@@ -438,8 +421,10 @@ impl Core {
         })
     }
 
-    /// Rolls the active policy back, or ends a canary.
-    fn roll_back(&mut self, trip: &Trip, now_ms: u64) -> Option<Swapped> {
+    /// Rolls the active policy back, or ends a canary, before the next input if the policy failed
+    /// once too often.
+    fn roll_back(&mut self, effects: &Effects, now_ms: u64) -> Option<Swapped> {
+        let trip = effects.tripped.as_ref()?;
         let registry = self.store.registry();
         let assignment = registry.assignment();
         let why = trip.why.clone();
@@ -482,13 +467,14 @@ impl Core {
             store, recorder, ..
         } = self;
         let journal = recorder.journal();
-        let fits = journal.fits(store.postponement_bytes(!journal.knows_deadlines()));
+        let whole = !journal.knows_deadlines();
+        let fits = journal.fits(store.state().postponement_bytes(whole));
         if fits {
-            store.postpone_keys(by_ms, |deadlines, state| {
+            store.state_mut().postpone_keys(by_ms, |deadlines, state| {
                 recorder.deadlines(now_ms, deadlines, state);
             });
         }
-        store.postpone_requests(by_ms);
+        store.duplicates.postpone(by_ms);
         recorder.postponed(now_ms, by_ms);
         fits
     }
@@ -496,7 +482,7 @@ impl Core {
     /// Sizes the dedup table for this Receive Maximum. Must be called before a client is sent that
     /// maximum, or a redelivery might not be recognized.
     pub fn raise_receive_max(&mut self, receive_max: u16) {
-        if self.store.raise_receive_max(receive_max) {
+        if self.store.duplicates.raise_per_session(receive_max) {
             self.recorder.record_receive_max(receive_max);
         }
     }

@@ -10,6 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, QoS, ReasonCode};
 
+use crate::Outcome;
 use crate::store::Peer;
 pub use reply::{ReplyTo, notification_properties};
 use statehouse_protocol::rights::ClientRights;
@@ -98,18 +99,6 @@ pub struct Request<'a> {
     pub grants: Option<&'a Arc<dyn ClientRights>>,
 }
 
-/// The result of parsing a PUBLISH on a request topic.
-pub enum Parsed<'a> {
-    /// A request for the policy.
-    Run(Request<'a>, ReplyTo<'a>),
-    /// Not a request for a policy, but it can be answered.
-    Answer(ReplyTo<'a>, Early<'a>),
-    /// Refused without an answer: a PUBACK with a reason, or dropped at QoS 0.
-    Refuse(ReasonCode, &'static str),
-    /// The client violated the rules for response topics and is disconnected.
-    Disconnect(ReasonCode, &'static str),
-}
-
 /// Answers that need no policy, because they concern the message and not the command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Early<'a> {
@@ -155,12 +144,13 @@ impl<'a> Incoming<'a> {
     }
 }
 
-/// Parses a PUBLISH. `forced` overrides the dialect on the current topic.
-pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<'a> {
+/// Parses a PUBLISH on a request topic. `forced` overrides the dialect on the current topic. A
+/// request for the policy is returned as [`Outcome::Handled`].
+pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Outcome<'a> {
     let properties = incoming.properties;
     let response_topic = properties.response_topic_bytes();
     if response_topic.is_some_and(is_reserved) {
-        return Parsed::Disconnect(
+        return Outcome::Disconnected(
             ReasonCode::TOPIC_NAME_INVALID,
             "the response topic of a request is reserved for the state store or the broker",
         );
@@ -197,10 +187,10 @@ pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<
         && version != b"1"
         && !version.starts_with(b"1.")
     {
-        return Parsed::Answer(reply_to, Early::UnsupportedVersion(text(version)));
+        return Outcome::Answered(reply_to, Early::UnsupportedVersion(text(version)));
     }
     if incoming.qos == QoS::AtMostOnce {
-        return Parsed::Answer(reply_to, Early::QosZero);
+        return Outcome::Answered(reply_to, Early::QosZero);
     }
     let (timestamp, fencing_token) = match dialect {
         Dialect::Preview => (fields.preview_timestamp, fields.preview_fencing_token),
@@ -216,7 +206,7 @@ pub fn parse<'a>(incoming: &'a Incoming<'a>, forced: Option<Dialect>) -> Parsed<
         delivery: incoming.delivery,
         grants: incoming.grants.as_ref(),
     };
-    Parsed::Run(request, reply_to)
+    Outcome::Handled(request, reply_to)
 }
 
 /// Whether a response on this topic would look like a message that only the store or a broker
@@ -235,8 +225,8 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap_or_default()
 }
 
-fn refuse(text: &'static str) -> Parsed<'static> {
-    Parsed::Refuse(ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, text)
+fn refuse(text: &'static str) -> Outcome<'static> {
+    Outcome::Refused(ReasonCode::IMPLEMENTATION_SPECIFIC_ERROR, text)
 }
 
 /// The user properties of the protocol. If one is repeated, the first counts.
@@ -332,7 +322,7 @@ mod tests {
         qos: QoS,
         properties: &Properties,
         forced: Option<Dialect>,
-        check: impl FnOnce(Parsed<'_>),
+        check: impl FnOnce(Outcome<'_>),
     ) {
         let peer = Peer::numbered("c", 1);
         let payload = Bytes::new();
@@ -358,8 +348,8 @@ mod tests {
             (REQUEST_TOPIC, &[], Some(Dialect::Sdk), Dialect::Sdk),
             (PREVIEW_TOPIC, SDK, Some(Dialect::Sdk), Dialect::Preview),
         ] {
-            let has_dialect = |parsed: Parsed<'_>| match parsed {
-                Parsed::Run(request, _) => assert_eq!(request.dialect, dialect),
+            let has_dialect = |parsed: Outcome<'_>| match parsed {
+                Outcome::Handled(request, _) => assert_eq!(request.dialect, dialect),
                 _ => panic!("not a request"),
             };
             check(topic, QoS::AtLeastOnce, &whole(user), forced, has_dialect);
@@ -377,8 +367,8 @@ mod tests {
             ("__invId", "ignored"),
         ];
         for (topic, expected) in [(REQUEST_TOPIC, ("first", "r")), (PREVIEW_TOPIC, ("p", "q"))] {
-            let has_values = |parsed: Parsed<'_>| match parsed {
-                Parsed::Run(request, _) => {
+            let has_values = |parsed: Outcome<'_>| match parsed {
+                Outcome::Handled(request, _) => {
                     assert_eq!(request.timestamp, Some(expected.0));
                     assert_eq!(request.fencing_token, Some(expected.1));
                 }
@@ -396,8 +386,8 @@ mod tests {
             (None, None, "a Response Topic and Correlation Data"),
         ] {
             let properties = properties(topic, data, SDK);
-            let is_refused = |parsed: Parsed<'_>| match parsed {
-                Parsed::Refuse(reason, text) => {
+            let is_refused = |parsed: Outcome<'_>| match parsed {
+                Outcome::Refused(reason, text) => {
                     assert_eq!(reason.0, 0x83);
                     assert_eq!(text, format!("a request needs {missing}"));
                 }
@@ -421,8 +411,8 @@ mod tests {
             "$SYS/broker/uptime",
         ] {
             let properties = properties(Some(topic), Some(b"1"), &[]);
-            let disconnects = |parsed: Parsed<'_>| match parsed {
-                Parsed::Disconnect(reason, _) => assert_eq!(reason.0, 0x90, "{topic}"),
+            let disconnects = |parsed: Outcome<'_>| match parsed {
+                Outcome::Disconnected(reason, _) => assert_eq!(reason.0, 0x90, "{topic}"),
                 _ => panic!("{topic} was accepted"),
             };
             let qos = QoS::AtMostOnce;
@@ -441,9 +431,9 @@ mod tests {
             ("1.7", QoS::AtLeastOnce, None),
         ] {
             let properties = whole(&[("__protVer", version)]);
-            let is_early = |parsed: Parsed<'_>| match parsed {
-                Parsed::Answer(_, found) => assert_eq!(Some(found), early, "{version}"),
-                Parsed::Run(..) => assert_eq!(early, None, "{version}"),
+            let is_early = |parsed: Outcome<'_>| match parsed {
+                Outcome::Answered(_, found) => assert_eq!(Some(found), early, "{version}"),
+                Outcome::Handled(..) => assert_eq!(early, None, "{version}"),
                 _ => panic!("{version} was refused"),
             };
             check(REQUEST_TOPIC, qos, &properties, None, is_early);

@@ -40,7 +40,7 @@ pub fn command_of<'a, T: Default>(
     payload: &[u8],
 ) -> &'a mut T {
     let first = words(payload).and_then(|words| words.first().copied());
-    let name = match first {
+    let mut name = match first {
         Some(word) if word.len() <= 16 && word.iter().all(u8::is_ascii_graphic) => {
             String::from_utf8_lossy(word).to_ascii_uppercase()
         }
@@ -48,11 +48,9 @@ pub fn command_of<'a, T: Default>(
     };
     // One entry is reserved for `OTHERS`.
     let full = commands.len() + 1 >= limits::REPLAY_COMMANDS_MAX;
-    let name = if full && !commands.contains_key(&name) {
-        OTHERS.to_owned()
-    } else {
-        name
-    };
+    if full && !commands.contains_key(&name) {
+        name = OTHERS.to_owned();
+    }
     commands.entry(name).or_default()
 }
 
@@ -81,9 +79,7 @@ mod tests {
             assert_eq!(words(other), None, "{}", other.escape_ascii());
         }
         let many = [&b"*1000\r\n"[..], &b"$1\r\na\r\n".repeat(1000)].concat();
-        assert_eq!(
-            words(&many).map(|words| words.len()),
-            Some(limits::REQUEST_WORDS_SHOWN_MAX)
-        );
+        let shown = words(&many).map(|words| words.len());
+        assert_eq!(shown, Some(limits::REQUEST_WORDS_SHOWN_MAX));
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers of sessions and connections.
+//! Numbers of sessions, connections and log records.
 
 use core::fmt;
 
@@ -10,6 +10,11 @@ pub struct SessionId(pub u64);
 /// The number of a connection. It never repeats, even across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
+
+/// The number of a record: 1 for the first one ever, 0 for none. Numbers never repeat and increase
+/// across restarts, so "durable up to" is one number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogPosition(pub u64);
 
 impl SessionId {
     /// A number that no session has.
@@ -40,6 +45,13 @@ impl ConnectionId {
     }
 }
 
+impl LogPosition {
+    /// The position before the first record.
+    pub const NONE: Self = Self(0);
+    /// The position after every record, to read to the end.
+    pub const END: Self = Self(u64::MAX);
+}
+
 impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -47,6 +59,12 @@ impl fmt::Display for SessionId {
 }
 
 impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for LogPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

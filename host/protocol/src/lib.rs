@@ -23,15 +23,13 @@ mod histogram;
 mod ids;
 pub mod pattern;
 mod peer;
-mod position;
 mod program;
 pub mod rights;
 mod text;
 pub mod topics;
 
 pub use histogram::{Histogram, TimeBucket};
-pub use ids::{ConnectionId, SessionId};
+pub use ids::{ConnectionId, LogPosition, SessionId};
 pub use peer::{OPERATOR_CLIENT, Peer};
-pub use position::LogPosition;
 pub use program::{ProgramVersion, WrittenBy};
 pub use text::Shown;

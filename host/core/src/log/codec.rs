@@ -9,9 +9,17 @@
 #[error("a record cannot be decoded: {0}")]
 pub struct Malformed(pub &'static str);
 
-/// A flag that this version does not know. What it stands for must not be lost.
-pub(super) const UNKNOWN_FLAG: Malformed =
-    Malformed("an unknown flag: use the version of the program that wrote it, or a newer one");
+/// The error for something that this version does not know. To skip it could lose data.
+macro_rules! unknown {
+    ($what:literal) => {
+        $crate::log::Malformed(concat!(
+            "an unknown ",
+            $what,
+            ": use the version of the program that wrote it, or a newer one"
+        ))
+    };
+}
+pub(super) use unknown;
 
 /// Writes an unsigned number in groups of seven bits, the lowest first.
 pub(super) fn number(out: &mut Vec<u8>, mut value: u64) {
@@ -39,12 +47,11 @@ impl<'a> Reader<'a> {
         Ok(*first)
     }
 
-    /// A byte of flags.
     pub(super) fn flags(&mut self, known: u8) -> Result<u8, Malformed> {
         let flags = self.u8()?;
         match flags & !known {
             0 => Ok(flags),
-            _ => Err(UNKNOWN_FLAG),
+            _ => Err(unknown!("flag")),
         }
     }
 

@@ -109,11 +109,8 @@ mod tests {
     use crate::store::{Duplicates, Entry, Retention};
 
     fn set(key: &str, hidden: bool) -> Write {
-        let version = Stamp {
-            wall: 3,
-            counter: 4,
-        };
-        let entry = Entry::new(key.as_bytes(), b"v", version, None, None);
+        let (wall, counter) = (3, 4);
+        let entry = Entry::new(key.as_bytes(), b"v", Stamp { wall, counter }, None, None);
         Write {
             hidden,
             ..Write::of(Change::Set(entry))
@@ -145,10 +142,8 @@ mod tests {
     }
 
     fn owners(state: &State) -> Vec<(String, u64, u64)> {
-        let all = state.owners.all();
-        let mut all: Vec<_> = all
-            .map(|(it, keys, bytes)| (it.to_owned(), keys, bytes))
-            .collect();
+        let owned = |(it, keys, bytes): (&str, _, _)| (it.to_owned(), keys, bytes);
+        let mut all: Vec<_> = state.owners.all().map(owned).collect();
         all.sort();
         all
     }
@@ -160,9 +155,8 @@ mod tests {
             0 => format!(".{at:04}"),
             _ => format!("{at:04}"),
         };
-        let keys: Vec<_> = (0..2_000)
-            .map(|at| (key(at), clients[at / 3 % 5]))
-            .collect();
+        let owned = |at| (key(at), clients[at / 3 % 5]);
+        let keys: Vec<_> = (0..2_000).map(owned).collect();
         let before = state(&keys);
         let after = read(&blocks(&before)).unwrap();
         for (key, client) in &keys {
@@ -200,11 +194,8 @@ mod tests {
         assert_eq!(image.state.table.keys() + image.state.hidden.keys(), 2);
         assert_eq!(image.state.owner(b"k", false), None);
         assert!(owners(&image.state).is_empty());
-        assert_eq!(
-            blocks(&image.state)[0],
-            block,
-            "and they are written in the old form"
-        );
+        let written = &blocks(&image.state)[0];
+        assert_eq!(*written, block, "they are written in the old form");
         // The next writer becomes the owner, and no sum is reduced.
         image.state.write_by(&[set("k", false)], Some("client"));
         assert_eq!(owners(&image.state)[0].1, 1);

@@ -349,7 +349,7 @@ impl Image {
             return;
         }
         for write in writes.iter().filter(|it| !it.hidden) {
-            if watches.has(write.key()) {
+            if watches.count_of(write.key()) > 0 {
                 let version = write.version();
                 self.expired.push_back(Expired {
                     key: Key::copy_from_slice(write.key()),
@@ -358,10 +358,8 @@ impl Image {
                 });
             }
         }
-        let over = self
-            .expired
-            .len()
-            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MAX);
+        let kept = limits::EXPIRIES_RENOTIFIED_MAX;
+        let over = self.expired.len().saturating_sub(kept);
         self.expired.drain(..over);
     }
 
@@ -369,9 +367,8 @@ impl Image {
     /// ended before it notified their watchers. Expiries that happened before the snapshot are not
     /// known.
     pub fn ends(&self) -> Vec<(Key, Stamp)> {
-        let since_ms = self
-            .now_ms
-            .saturating_sub(limits::EXPIRIES_RENOTIFIED_MS_MAX);
+        let recent_ms = limits::EXPIRIES_RENOTIFIED_MS_MAX;
+        let since_ms = self.now_ms.saturating_sub(recent_ms);
         let expired = self.expired.iter().filter(|it| {
             let recent = it.at_ms >= since_ms;
             recent && self.state.table.get(&it.key).is_none()
@@ -435,11 +432,8 @@ impl Image {
 
     /// The number of a policy in records. A new policy gets the next number.
     pub fn number_of(&mut self, policy: PolicyRecord) -> u32 {
-        let known = self
-            .policies
-            .iter()
-            .position(|it| it.digest == policy.digest);
-        let number = known.unwrap_or_else(|| {
+        let is_it = |it: &PolicyRecord| it.digest == policy.digest;
+        let number = self.policies.iter().position(is_it).unwrap_or_else(|| {
             self.policies.push(policy);
             self.policies.len() - 1
         });

@@ -31,9 +31,8 @@ use crate::limits;
 /// the version again. Neither argument may make the result smaller when it rises: the start may
 /// know more than the recorder did.
 fn skipped_to_ms(version_ms: u64, now_ms: u64) -> u64 {
-    let skipped_to = version_ms
-        .max(now_ms)
-        .saturating_add(limits::UNRECORDED_AHEAD_MS_MAX + 1);
+    let ahead_ms = limits::UNRECORDED_AHEAD_MS_MAX + 1;
+    let skipped_to = version_ms.max(now_ms).saturating_add(ahead_ms);
     let latest = version_ms.max(now_ms.saturating_add(limits::SKEW_MS_MAX));
     skipped_to.min(latest)
 }

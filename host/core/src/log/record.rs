@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::codec::{Malformed, Reader, bytes, number};
+use super::codec::{Malformed, Reader, bytes, number, unknown};
 use crate::clock::Stamp;
 use crate::policy::{Assignment, Host, Policy};
 use crate::request::Request;
@@ -355,11 +355,7 @@ pub(super) fn read_watches(reader: &mut Reader<'_>) -> Result<WatchChanges, Malf
                 WatchChange::Ended(scope, Bytes::copy_from_slice(reader.bytes()?))
             }
             watch::ALL_ENDED => WatchChange::AllEnded,
-            _ => {
-                return Err(Malformed(
-                    "an unknown change of a watch: use the version of the program that wrote it, or a newer one",
-                ));
-            }
+            _ => return Err(unknown!("change of a watch")),
         });
     }
     Ok(WatchChanges { peer, changes })
@@ -401,11 +397,7 @@ pub fn read(record: &[u8]) -> Result<Record<'_>, Malformed> {
             now_ms: reader.number()?,
             deadlines: read_deadlines(&mut reader)?,
         },
-        _ => {
-            return Err(Malformed(
-                "an unknown kind: use the version of the program that wrote it, or a newer one",
-            ));
-        }
+        _ => return Err(unknown!("kind")),
     };
     if !reader.is_empty() {
         return Err(Malformed("bytes after its last field"));

@@ -2,7 +2,7 @@
 //!
 //! `image.rs` explains why the pieces must have this order.
 
-use super::codec::{Malformed, Reader, number};
+use super::codec::{Malformed, Reader, number, unknown};
 use super::entries::{self, Entries};
 use super::record::{self, PolicyRecord};
 use crate::clock::Stamp;
@@ -84,15 +84,13 @@ impl Progress {
                 Next::Entries { hidden, after } => {
                     let (block, last) = entries::block(state, hidden, after.as_deref());
                     self.next = match (last, hidden) {
-                        (Some(last), hidden) => Next::Entries {
-                            hidden,
-                            after: Some(last),
-                        },
+                        (None, true) => Next::Watches { after: None },
+                        // The hidden entries follow the visible ones.
                         (None, false) => Next::Entries {
                             hidden: true,
                             after: None,
                         },
-                        (None, true) => Next::Watches { after: None },
+                        (after, hidden) => Next::Entries { hidden, after },
                     };
                     if block.len() > 1 {
                         return Some(block);
@@ -134,19 +132,12 @@ impl Progress {
 
 /// Encodes a block of MQTT sessions.
 pub fn sessions(changes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(changes.len() + 1);
-    out.push(SESSIONS);
-    out.extend_from_slice(changes);
-    out
+    [&[SESSIONS][..], changes].concat()
 }
 
 /// Encodes a block with the file of a policy. A backup has no module directory next to it.
 pub fn module_block(digest: &blake3::Hash, file: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(file.len() + 33);
-    out.push(MODULE);
-    out.extend_from_slice(digest.as_bytes());
-    out.extend_from_slice(file);
-    out
+    [&[MODULE][..], digest.as_bytes(), file].concat()
 }
 
 /// The content of a block, for readers that do not rebuild a whole store.
@@ -188,12 +179,7 @@ pub fn read_block(block: &[u8]) -> Result<Block<'_>, Malformed> {
 }
 
 /// A block of a newer version.
-pub(super) const UNKNOWN: Malformed = Malformed(
-    "an unknown kind of block: use the version of the program that wrote it, or a newer one",
-);
-
-const UNKNOWN_FIELD: Malformed =
-    Malformed("an unknown field: use the version of the program that wrote it, or a newer one");
+pub(super) const UNKNOWN: Malformed = unknown!("kind of block");
 
 /// Encodes watches after a position. Returns the last of them if there may be more.
 fn watches(
@@ -306,7 +292,7 @@ pub(super) fn read_meta(reader: &mut Reader<'_>) -> Result<(Meta, u64), Malforme
         meta.begun = Some(record::read_stamp(reader)?);
     }
     if !reader.is_empty() {
-        return Err(UNKNOWN_FIELD);
+        return Err(unknown!("field"));
     }
     Ok((meta, next_number))
 }

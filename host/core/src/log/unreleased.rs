@@ -37,10 +37,8 @@ impl Unreleased {
 
     /// Removes writes that are released.
     pub(super) fn release(&mut self, released: LogPosition) {
-        while let Some((position, key)) = self
-            .order
-            .pop_front_if(|(position, _)| *position <= released)
-        {
+        let is_released = |(position, _): &mut (LogPosition, u64)| *position <= released;
+        while let Some((position, key)) = self.order.pop_front_if(is_released) {
             if self.last.get(&key) == Some(&position) {
                 self.last.remove(&key);
             }
@@ -98,11 +96,9 @@ mod tests {
         unreleased.release(LogPosition(1));
         assert_eq!(position(&unreleased, "a", false), 2, "it was written again");
         assert_eq!(position(&unreleased, "b", false), 0);
-        assert_eq!(
-            unreleased.of(&RestsOn::Everything, b"", LogPosition(99)).0,
-            99
-        );
-        assert_eq!(unreleased.of(&RestsOn::Nothing, b"", LogPosition(99)).0, 0);
+        for (rests_on, expected) in [(RestsOn::Everything, 99), (RestsOn::Nothing, 0)] {
+            assert_eq!(unreleased.of(&rests_on, b"", LogPosition(99)).0, expected);
+        }
         unreleased.release(LogPosition(2));
         assert!(unreleased.last.is_empty() && unreleased.order.is_empty());
     }

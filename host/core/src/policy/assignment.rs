@@ -126,10 +126,7 @@ impl CanaryRule {
 /// A number below 100 that depends on the client id alone.
 fn share_of(client: &str) -> u64 {
     let hash = blake3::hash(client.as_bytes());
-    let (first, _) = hash
-        .as_bytes()
-        .split_first_chunk()
-        .unwrap_or((&[0; 8], &[]));
+    let first = hash.as_bytes().first_chunk().unwrap_or(&[0; 8]);
     u64::from_be_bytes(*first) % 100
 }
 
@@ -274,21 +271,15 @@ impl Assignment {
 
     /// The roles of a policy.
     pub fn roles(&self, digest: &Digest) -> Vec<Role> {
+        let is_shadow = self.shadow.is_some_and(|it| it.policy == *digest);
+        let is_canary = self.canary.as_ref().is_some_and(|it| it.policy == *digest);
+        let is_routed = self.routes.iter().any(|it| it.policy == *digest);
         let roles = [
             (self.active == *digest, Role::Active),
             (self.previous.contains(digest), Role::Previous),
-            (
-                self.shadow.is_some_and(|it| it.policy == *digest),
-                Role::Shadow,
-            ),
-            (
-                self.canary.as_ref().is_some_and(|it| it.policy == *digest),
-                Role::Canary,
-            ),
-            (
-                self.routes.iter().any(|it| it.policy == *digest),
-                Role::Routed,
-            ),
+            (is_shadow, Role::Shadow),
+            (is_canary, Role::Canary),
+            (is_routed, Role::Routed),
         ];
         let held = roles.into_iter().filter(|(held, _)| *held);
         held.map(|(_, role)| role).collect()
@@ -323,14 +314,12 @@ impl Assignment {
     pub fn promote(&self, policy: Digest) -> Result<Self, AssignmentError> {
         self.check_loaded(policy)?;
         let mut next = self.clone();
-        if policy == self.active {
-            next.overrule(policy);
-            return Ok(next);
+        if policy != self.active {
+            let previous = &mut next.previous;
+            previous.retain(|it| *it != policy && *it != self.active);
+            previous.insert(0, self.active);
+            previous.truncate(limits::PREVIOUS_POLICIES_MAX);
         }
-        next.previous
-            .retain(|it| *it != policy && *it != self.active);
-        next.previous.insert(0, self.active);
-        next.previous.truncate(limits::PREVIOUS_POLICIES_MAX);
         next.overrule(policy);
         next.activate(policy);
         Ok(next)

@@ -32,7 +32,6 @@ impl Share {
         }
     }
 
-    /// Subtracts the fuel that a call used.
     pub(crate) fn spend(&mut self, fuel: u64) {
         self.fuel = self.fuel.saturating_sub(fuel);
     }
@@ -53,12 +52,10 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Creates the account of a call with this fuel limit.
     pub(super) fn of(fuel: u64) -> Self {
         Self { fuel, charged: 0 }
     }
 
-    /// The fuel charged so far.
     pub(super) fn charged(&self) -> u64 {
         self.charged
     }
@@ -95,7 +92,6 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// The bytes of its memories.
     pub(super) fn memory_bytes(&self) -> usize {
         self.memory_bytes
     }

@@ -18,7 +18,6 @@ pub struct Counters {
     pub policy: Arc<str>,
     digest: Digest,
     lines: Arc<Lines>,
-    /// Whether lines are kept for readers.
     keeps_lines: AtomicBool,
     values: Mutex<Tally>,
     /// The errors that it answered with, by their texts.

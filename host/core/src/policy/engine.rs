@@ -245,32 +245,23 @@ impl<H: Host> Engine<H> {
         };
         let (live, info) = Instance::start(&policy, 0, false)?;
         policy.start_fuel = live.fuel_used(limits::FUEL_SETUP);
-        if info.name.is_empty() || info.name.len() > limits::POLICY_NAME_BYTES_MAX {
-            return Err(LoadError::Description(
-                "its name is empty or longer than 64 bytes",
-            ));
+        let invalid = |why| Err(LoadError::Description(why));
+        let is_long = |text: &String| text.len() > limits::POLICY_NAME_BYTES_MAX;
+        if info.name.is_empty() || is_long(&info.name) {
+            return invalid("its name is empty or longer than 64 bytes");
         }
-        if info.version.is_empty() || info.version.len() > limits::POLICY_NAME_BYTES_MAX {
-            return Err(LoadError::Description(
-                "its version is empty or longer than 64 bytes",
-            ));
+        if info.version.is_empty() || is_long(&info.version) {
+            return invalid("its version is empty or longer than 64 bytes");
         }
-        if info.commands.len() > limits::POLICY_COMMANDS_MAX
-            || info
-                .commands
-                .iter()
-                .any(|name| name.len() > limits::POLICY_NAME_BYTES_MAX)
-        {
-            return Err(LoadError::Description(
-                "it has more than 64 commands, or a command longer than 64 bytes",
-            ));
+        if info.commands.len() > limits::POLICY_COMMANDS_MAX || info.commands.iter().any(is_long) {
+            return invalid("it has more than 64 commands, or a command longer than 64 bytes");
         }
         // Name and version appear in user properties, log lines and commands of operators.
         let plain = |text: &str| !text.chars().any(|c| c.is_control() || c.is_whitespace());
         if !plain(&info.name) || !plain(&info.version) || info.name.contains('@') {
-            return Err(LoadError::Description(
+            return invalid(
                 "its name and version must not contain spaces or control characters, and its name must not contain @",
-            ));
+            );
         }
         (policy.name, policy.version, policy.commands) = (info.name, info.version, info.commands);
         policy.tag = format!("{}@{}", policy.name, Digest::from(digest).short());

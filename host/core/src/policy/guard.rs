@@ -3,7 +3,7 @@
 //! A failure that delayed every client counts in full. Of cheap failures, one client contributes at
 //! most half of the limit, so that it cannot disable a policy that serves other clients well.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::budget::Failure;
 use super::digest::Digest;
@@ -73,9 +73,7 @@ impl CallOutcome {
 #[derive(Debug, Default)]
 pub struct Guard {
     policy: Option<Digest>,
-    /// A ring buffer.
-    window: Vec<EndedCall>,
-    next: usize,
+    window: VecDeque<EndedCall>,
     fuel: u64,
     failed: Tally,
     exhausted: u32,
@@ -139,11 +137,9 @@ impl Guard {
                 ..Self::default()
             };
         }
-        if self.window.len() < limits::GUARD_WINDOW_REQUESTS {
-            self.window.push(ended);
-        } else {
-            let old = std::mem::replace(&mut self.window[self.next], ended);
-            self.next = (self.next + 1) % limits::GUARD_WINDOW_REQUESTS;
+        if self.window.len() == limits::GUARD_WINDOW_REQUESTS
+            && let Some(old) = self.window.pop_front()
+        {
             self.fuel -= old.fuel;
             match old.outcome {
                 CallOutcome::Answered => {}
@@ -152,6 +148,7 @@ impl Guard {
                 CallOutcome::Stopped => self.stopped -= 1,
             }
         }
+        self.window.push_back(ended);
         // A call uses far less than a thousandth of the range of a u64.
         self.fuel += ended.fuel;
         match ended.outcome {
@@ -213,6 +210,12 @@ mod tests {
         }
     }
 
+    /// Notes calls of one policy.
+    fn noted_with(settings: GuardSettings) -> impl FnMut(u64, CallOutcome) -> Option<String> {
+        let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
+        move |client, outcome| guard.note(settings, policy, of(client, outcome))
+    }
+
     fn of(client: u64, outcome: CallOutcome) -> EndedCall {
         EndedCall {
             client,
@@ -246,9 +249,7 @@ mod tests {
     /// Regression: ten failing payloads of one client disabled the policy for all clients.
     #[test]
     fn failing_client_alone_cannot_disable_a_policy() {
-        let settings = limited_to(10);
-        let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |client, outcome| guard.note(settings, policy, of(client, outcome));
+        let mut note = noted_with(limited_to(10));
         assert_eq!(note(1, Answered), None);
         assert_eq!(note(2, Answered), None);
         for _ in 0..2 * limits::GUARD_WINDOW_REQUESTS {
@@ -264,10 +265,8 @@ mod tests {
 
     #[test]
     fn costly_failures_count_in_full() {
-        let settings = limited_to(10);
         for outcome in [Exhausted, Stopped] {
-            let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-            let mut note = |client, outcome| guard.note(settings, policy, of(client, outcome));
+            let mut note = noted_with(limited_to(10));
             for client in [1, 2] {
                 assert_eq!(note(client, Answered), None);
             }
@@ -281,8 +280,7 @@ mod tests {
 
     #[test]
     fn cheap_and_costly_failures_are_added() {
-        let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |client, outcome| guard.note(THREE, policy, of(client, outcome));
+        let mut note = noted_with(THREE);
         for client in [1, 2] {
             assert_eq!(note(client, Answered), None);
         }
@@ -300,28 +298,25 @@ mod tests {
 
     #[test]
     fn failure_with_costly_restart_is_exhausted() {
-        let trap = Failure::Trap("unreachable".into());
-        let failed =
-            |failure: &Failure, start_fuel| CallOutcome::failed(failure, start_fuel, 1_000);
-        assert_eq!(failed(&trap, 1_000), Some(Failed));
-        assert_eq!(failed(&trap, 1_001), Some(Exhausted));
-        assert_eq!(failed(&Failure::Fuel, 0), Some(Exhausted));
-        assert_eq!(failed(&Failure::Watchdog, 1_001), Some(Stopped));
-    }
-
-    /// Regression: a machine without memory caused the rollback of a policy without a fault.
-    #[test]
-    fn lack_of_a_resource_is_no_failure_of_the_policy() {
-        let lack = Failure::Machine("no memory".into());
-        for start_fuel in [0, 1_001] {
-            assert_eq!(CallOutcome::failed(&lack, start_fuel, 1_000), None);
+        let trap = || Failure::Trap("unreachable".into());
+        // Regression: a machine without memory caused the rollback of a policy without a fault.
+        let lack = || Failure::Machine("no memory".into());
+        for (failure, start_fuel, outcome) in [
+            (trap(), 1_000, Some(Failed)),
+            (trap(), 1_001, Some(Exhausted)),
+            (Failure::Fuel, 0, Some(Exhausted)),
+            (Failure::Watchdog, 1_001, Some(Stopped)),
+            (lack(), 0, None),
+            (lack(), 1_001, None),
+        ] {
+            let found = CallOutcome::failed(&failure, start_fuel, 1_000);
+            assert_eq!(found, outcome, "{failure} {start_fuel}");
         }
     }
 
     #[test]
     fn single_client_reaches_the_failure_limit_alone() {
-        let (mut guard, policy) = (Guard::default(), Digest::of(b"a"));
-        let mut note = |client, outcome| guard.note(THREE, policy, of(client, outcome));
+        let mut note = noted_with(THREE);
         assert_eq!(note(1, Answered), None);
         assert_eq!(note(1, Failed), None);
         assert_eq!(note(1, Failed), None);

@@ -32,10 +32,6 @@ impl<H: Host> Live<H> {
         let instructions = fuel.saturating_sub(self.store.get_fuel().unwrap_or(0));
         instructions.saturating_add(self.store.data().account.charged())
     }
-
-    fn failure(&mut self, error: &wasmtime::Error) -> Failure {
-        failure(&mut self.store, error)
-    }
 }
 
 impl<H: Host> Instance<H> {
@@ -77,11 +73,7 @@ impl<H: Host> Instance<H> {
         now_ms: u64,
         fuel_max: u64,
     ) -> (Result<Option<Bytes>, Failure>, u64) {
-        let live = match self.live.take() {
-            Some(live) => Ok(live),
-            None => Self::start(&self.policy, now_ms, false).map(|(live, _)| live),
-        };
-        let mut live = match live {
+        let mut live = match self.take_live(now_ms, false) {
             Ok(live) => live,
             Err(error) => return (Err(error.into()), 0),
         };
@@ -97,12 +89,20 @@ impl<H: Host> Instance<H> {
         let key = match routed {
             Ok(_) if fuel_used > fuel => Err(Failure::Fuel),
             Ok(span) => span.map(|span| slice(payload, span)).transpose(),
-            Err(error) => Err(live.failure(&error)),
+            Err(error) => Err(failure(&mut live.store, &error)),
         };
         if key.is_ok() {
             self.live = Some(live);
         }
         (key, fuel_used)
+    }
+
+    /// Takes the live instance out, or starts one.
+    fn take_live(&mut self, now_ms: u64, silent: bool) -> Result<Live<H>, LoadError> {
+        match self.live.take() {
+            Some(live) => Ok(live),
+            None => Self::start(&self.policy, now_ms, silent).map(|(live, _)| live),
+        }
     }
 
     /// The policy of this instance.
@@ -151,10 +151,7 @@ impl<H: Host> Instance<H> {
     pub fn begin(&mut self, host: Box<H>, bytes: Bytes) -> Call<'_, H> {
         let (now_ms, silent) = (host.now_ms(), host.is_rerun());
         let fuel = budget::fuel(host.fuel_max(), bytes.len());
-        let live = match self.live.take() {
-            Some(live) => Ok(live),
-            None => Self::start(&self.policy, now_ms, silent).map(|(live, _)| live),
-        };
+        let live = self.take_live(now_ms, silent);
         let mut call = Call {
             instance: self,
             host: None,
@@ -314,7 +311,7 @@ impl<H: Host> Call<'_, H> {
             return Err(Failure::Trap("there is no instance".into()));
         };
         live.store.data_mut().cause = None;
-        let done = call(live).map_err(|error| live.failure(&error));
+        let done = call(live).map_err(|error| failure(&mut live.store, &error));
         match done {
             // Neither account alone exceeds the limit, but their sum does.
             Ok(_) if live.fuel_used(self.fuel) > self.fuel => Err(self.fail(Failure::Fuel)),

@@ -162,11 +162,8 @@ impl<H: Host> Registry<H> {
         }
         let mut left = Vec::new();
         for instance in ready {
-            match self
-                .slots
-                .iter()
-                .position(|it| it.digest() == instance.digest())
-            {
+            let is_its = |it: &Instance<H>| it.digest() == instance.digest();
+            match self.slots.iter().position(is_its) {
                 Some(at) if self.slots[at].is_warm() => left.push(instance),
                 Some(at) => left.push(std::mem::replace(&mut self.slots[at], instance)),
                 None => self.slots.push(instance),
@@ -222,10 +219,8 @@ impl<H: Host> Registry<H> {
     /// instance to drop outside of the store's lock.
     pub fn warmed(&mut self, mut instance: Instance<H>) -> Instance<H> {
         let wanted = self.cold_before();
-        let slot = self
-            .slots
-            .iter_mut()
-            .find(|it| it.digest() == instance.digest());
+        let mut slots = self.slots.iter_mut();
+        let slot = slots.find(|it| it.digest() == instance.digest());
         if let Some(slot) = slot
             && wanted.is_some_and(|it| it.digest == slot.policy().digest)
         {
@@ -342,7 +337,6 @@ impl<H: Host> Registry<H> {
         Some((self.slots[slot].policy(), per_mille))
     }
 
-    /// The routes.
     pub(crate) fn routes(&self) -> &Arc<Routes> {
         &self.routes
     }
@@ -352,7 +346,6 @@ impl<H: Host> Registry<H> {
         self.built_in
     }
 
-    /// The instance in a slot.
     pub(crate) fn slot(&mut self, slot: usize) -> &mut Instance<H> {
         &mut self.slots[slot]
     }

@@ -147,10 +147,9 @@ mod tests {
         assert_eq!(find(&format!("rule@{short}")), Ok(digest("a")));
         assert!(matches!(find(&short[..5]), Err(SelectorError::Unknown(..))));
         let ambiguous = find("rule").unwrap_err().to_string();
-        assert!(
-            ambiguous.contains("rule@1") && ambiguous.contains("rule@2"),
-            "{ambiguous}"
-        );
+        for version in ["rule@1", "rule@2"] {
+            assert!(ambiguous.contains(version), "{ambiguous}");
+        }
         // Two builds of one version differ only in their digests, which the error has.
         let ambiguous = find("rule@2").unwrap_err().to_string();
         let (_, digits) = ambiguous.rsplit_once('(').unwrap();
@@ -161,6 +160,7 @@ mod tests {
         assert!(unknown.contains("standard@1"), "{unknown}");
         assert_eq!(Selector::from_str(""), Err(SelectorError::Form));
     }
+
     /// Orders refer to files by digest. A policy chooses its own name, so it could pose as another
     /// policy.
     #[test]
@@ -174,10 +174,8 @@ mod tests {
             built_in: false,
         };
         let found = Selector::from(meant).resolve(std::iter::once(impostor));
-        assert!(
-            matches!(found, Err(SelectorError::Unknown(..))),
-            "{found:?}"
-        );
+        let is_unknown = matches!(found, Err(SelectorError::Unknown(..)));
+        assert!(is_unknown, "{found:?}");
         let it = Candidate {
             digest: meant,
             name: "rule",

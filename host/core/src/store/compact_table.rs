@@ -84,13 +84,11 @@ impl<V: Copy + Default> CompactTable<V> {
         Some(removed)
     }
 
-    /// The number of values.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Makes room for more values.
     pub(super) fn reserve(&mut self, more: usize) {
         let needed = (self.len + more) * 5 / 4 + 1;
         if needed <= self.buckets.len() {

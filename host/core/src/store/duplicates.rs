@@ -16,15 +16,13 @@ use std::num::NonZeroU64;
 use hashbrown::{DefaultHashBuilder, HashMap};
 use statehouse_mqtt::Properties;
 
-use self::policies::Policies;
-use self::slot::Slot;
+use self::slot::{Policies, Slot};
 use super::compact_table::CompactTable;
 use super::remembered::{Identity, Remembered};
 use crate::limits;
 use crate::request::Delivery;
 use statehouse_protocol::{ConnectionId, SessionId};
 
-mod policies;
 mod slot;
 
 /// Retention limits, from the configuration.
@@ -449,9 +447,8 @@ impl Duplicates {
     }
 
     fn is_last(&self, slot: &Slot) -> bool {
-        self.sessions
-            .get(&slot.session)
-            .is_some_and(|session| self.retention.keeps(slot.turn, session.turns))
+        let session = self.sessions.get(&slot.session);
+        session.is_some_and(|it| self.retention.keeps(slot.turn, it.turns))
     }
 
     /// The slot of a request, unless it was evicted.
@@ -473,16 +470,14 @@ impl Duplicates {
     fn place(&self, number: u64) -> Option<usize> {
         let first = self.window.front()?.number;
         let guess = usize::try_from(number.checked_sub(first)?).ok()?;
-        if self
-            .window
-            .get(guess)
-            .is_some_and(|slot| slot.number == number)
-        {
+        let guessed = self.window.get(guess);
+        if guessed.is_some_and(|slot| slot.number == number) {
             return Some(guess);
         }
-        self.window
-            .binary_search_by_key(&number, |slot| slot.number)
-            .ok()
+        let found = self
+            .window
+            .binary_search_by_key(&number, |slot| slot.number);
+        found.ok()
     }
 
     fn remove(&mut self, number: u64) {

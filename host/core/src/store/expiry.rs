@@ -8,29 +8,13 @@ use super::notification::Recipients;
 use super::notifier::Notifier;
 use super::owners::NO_OWNER;
 use super::state::State;
+use super::table::Table;
 use super::transaction::Transaction;
 use super::write::{Change, Write};
 use super::{Entry, Key, Quota};
 use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{Registry, Share};
-
-/// Notifies current watchers of expired keys that an earlier run removed.
-pub(super) fn renotify(
-    state: Box<State>,
-    registry: &mut Registry<Transaction>,
-    quota: Quota,
-    now_ms: u64,
-    removed: &[(Key, Stamp)],
-    effects: &mut Effects,
-) -> Box<State> {
-    let change = |(key, version): &(Key, Stamp)| Change::Expired(key.clone(), *version);
-    let changes: Vec<Change> = removed.iter().map(change).collect();
-    let notifier = Notifier::new(registry, now_ms, None);
-    let (state, notifications, _) = notifier.renotify(state, quota, 0, changes.iter(), effects);
-    effects.expired.extend(notifications);
-    state
-}
 
 /// The latest deadline, in milliseconds since 1970: the standard policy gives no later one, because
 /// many clients read integers of 64 bits with a sign.
@@ -47,53 +31,60 @@ pub struct NewDeadline {
     pub expires_ms: u64,
 }
 
-/// The bytes that records of new deadlines take, at most; of whole entries with `whole`.
-pub(super) fn postponement_bytes(state: &State, whole: bool) -> u64 {
-    let parts = [false, true].map(|hidden| state.part(hidden));
-    let keys = parts.into_iter().flat_map(|it| it.expired(u64::MAX));
-    let bytes = |entry: &Entry| match whole {
-        true => entry.weight(),
-        false => entry.key().len() as u64,
-    };
-    keys.map(|entry| bytes(entry) + limits::NEW_DEADLINE_BYTES_MAX)
-        .sum()
-}
+impl State {
+    /// The time at which the next key expires, visible or hidden.
+    pub(super) fn next_expiry_ms(&self) -> Option<u64> {
+        let tables = [&self.table, &self.hidden];
+        tables.into_iter().filter_map(Table::next_expiry_ms).min()
+    }
 
-/// Postpones the deadline of every key by `by_ms`, because the clock was stepped ahead. Calls
-/// `each` with new deadlines to record, in parts that fit into a record, and the state that has
-/// them.
-pub(super) fn postpone(
-    state: &mut State,
-    by_ms: u64,
-    each: &mut dyn FnMut(&[NewDeadline], &State),
-) {
-    for hidden in [false, true] {
-        let postponed = |entry: &Entry| {
-            let expires_ms = entry.expires_ms().unwrap_or(0).saturating_add(by_ms);
-            NewDeadline {
-                hidden,
-                key: Key::copy_from_slice(entry.key()),
-                expires_ms: expires_ms.min(EXPIRES_MS_MAX),
-            }
+    /// The bytes that records of new deadlines take, at most; of whole entries with `whole`.
+    pub(crate) fn postponement_bytes(&self, whole: bool) -> u64 {
+        let parts = [&self.table, &self.hidden];
+        let keys = parts.into_iter().flat_map(|it| it.expired(u64::MAX));
+        let bytes = |entry: &Entry| match whole {
+            true => entry.weight(),
+            false => entry.key().len() as u64,
         };
-        let all: Vec<NewDeadline> = (state.part(hidden).expired(u64::MAX))
-            .map(postponed)
-            .collect();
-        let mut rest = &all[..];
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let part = rest.iter().take(limits::POSTPONED_KEYS_PER_RECORD_MAX);
-            let fits = part.take_while(|it| {
-                bytes += it.key.len();
-                bytes <= limits::POSTPONED_BYTES_PER_RECORD_MAX
-            });
-            // The first one always fits: a key is shorter than a record.
-            let (part, others) = rest.split_at(fits.count().max(1));
-            for deadline in part {
-                state.set_deadline(deadline);
+        keys.map(|entry| bytes(entry) + limits::NEW_DEADLINE_BYTES_MAX)
+            .sum()
+    }
+
+    /// Postpones the deadline of every key by `by_ms`, because the clock was stepped ahead. Calls
+    /// `each` with new deadlines to record, in parts that fit into a record, and the state that has
+    /// them.
+    pub(crate) fn postpone_keys(
+        &mut self,
+        by_ms: u64,
+        mut each: impl FnMut(&[NewDeadline], &Self),
+    ) {
+        for hidden in [false, true] {
+            let postponed = |entry: &Entry| {
+                let expires_ms = entry.expires_ms().unwrap_or(0).saturating_add(by_ms);
+                NewDeadline {
+                    hidden,
+                    key: Key::copy_from_slice(entry.key()),
+                    expires_ms: expires_ms.min(EXPIRES_MS_MAX),
+                }
+            };
+            let expiring = self.part(hidden).expired(u64::MAX);
+            let all: Vec<NewDeadline> = expiring.map(postponed).collect();
+            let mut rest = &all[..];
+            while !rest.is_empty() {
+                let mut bytes = 0;
+                let part = rest.iter().take(limits::POSTPONED_KEYS_PER_RECORD_MAX);
+                let fits = part.take_while(|it| {
+                    bytes += it.key.len();
+                    bytes <= limits::POSTPONED_BYTES_PER_RECORD_MAX
+                });
+                // The first one always fits: a key is shorter than a record.
+                let (part, others) = rest.split_at(fits.count().max(1));
+                for deadline in part {
+                    self.set_deadline(deadline);
+                }
+                each(part, self);
+                rest = others;
             }
-            each(part, state);
-            rest = others;
         }
     }
 }
@@ -138,18 +129,12 @@ pub(super) fn sweep(
         transaction.expire(entry.key());
     }
     // Together as much as one request, because all other requests wait.
-    let share = Some(Share::of(quota.fuel_max, 0));
-    let mut notifier = Notifier::new(registry, now_ms, share);
-    let changes: Vec<Change> = transaction.changes().cloned().collect();
-    for change in changes {
-        let to = Recipients::of(&transaction.state().watches, change.key());
-        let Some(to) = to else { continue };
-        let owner = notifier.registry.owner(change.key());
-        let result;
-        (transaction, result) = notifier.notify(owner, transaction, &change, to, effects);
-        // The key is removed even if no notification could be rendered.
-        effects.expired.extend(result.into_iter().flatten());
-    }
+    let share = Share::of(quota.fuel_max, 0);
+    let notifier = Notifier::new(registry, now_ms, share);
+    let changes = Recipients::of_all(&transaction.state().watches, transaction.changes());
+    // The keys are removed even if no notification could be rendered.
+    let (transaction, notifications, _) = notifier.notify_all(transaction, changes, effects);
+    effects.expired.extend(notifications);
     let (state, mut writes, _) = transaction.commit();
     writes.extend(forgotten);
     effects.swept = Some(Swept {

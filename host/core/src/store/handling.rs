@@ -1,7 +1,5 @@
 //! Handles a request: chooses its policy, runs it, and commits and remembers the result.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use statehouse_mqtt::Properties;
 use statehouse_protocol::Peer;
@@ -28,7 +26,6 @@ use crate::request::{self, Dialect, Request};
 
 /// What a policy decided about a request, with the notifications of its changes.
 struct Decision {
-    by: Arc<Policy<Transaction>>,
     part: Part,
     answer: Answer,
     captured: Option<CapturedReads>,
@@ -57,45 +54,37 @@ impl Store {
         }
         let (mut transaction, decided) =
             self.run_policy(choice, transaction, request, now_ms, effects);
-        let decision = match decided {
-            Ok(decision) => decision,
-            Err((failure, is_own)) => {
-                let by = self.registry.slot(choice.slot).policy().clone();
-                by.work.request(effects.fuel, None);
-                let context = Context {
-                    now_ms,
-                    clock,
-                    dialect: request.dialect,
-                    policy: by.digest,
-                };
-                effects.by = Some(by.clone());
-                // A failure of another policy during notification does not count against this one.
-                if is_own {
-                    let what = "a policy failed; the request changed nothing";
-                    let fuel = effects.fuel;
-                    self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
-                    if choice.part == Part::Active && !self.is_full() {
-                        let captured = transaction.take_captured();
-                        effects.sampled =
-                            self.sample_failure(&by, request, &context, &failure, captured);
-                    }
-                }
-                effects.failed = Some(failure);
-                self.remember_failure(request, identified, context, effects);
-                return transaction.roll_back();
-            }
-        };
-        let by = &decision.by;
+        let by = self.registry.slot(choice.slot).policy().clone();
         effects.by = Some(by.clone());
-        by.work.request(effects.fuel, decision.answer.command);
-        let answered = (effects.fuel, CallOutcome::Answered);
-        self.guard(choice.part, by, request.peer, answered, effects);
         let context = Context {
             now_ms,
             clock,
             dialect: request.dialect,
             policy: by.digest,
         };
+        let decision = match decided {
+            Ok(decision) => decision,
+            Err((failure, is_own)) => {
+                by.work.request(effects.fuel, None);
+                // A failure of another policy during notification does not count against this one.
+                if is_own {
+                    let what = "a policy failed; the request changed nothing";
+                    let fuel = effects.fuel;
+                    self.count_failure(choice, request, now_ms, (fuel, &failure, what), effects);
+                }
+                effects.failed = Some(failure);
+                let answer = internal_error();
+                if is_own && choice.part == Part::Active && !self.is_full() {
+                    let captured = transaction.take_captured();
+                    self.sample(request, &context, &answer, &[], &captured, effects);
+                }
+                self.remember_failure(request, identified, context, answer, effects);
+                return transaction.roll_back();
+            }
+        };
+        by.work.request(effects.fuel, decision.answer.command);
+        let answered = (effects.fuel, CallOutcome::Answered);
+        self.guard(choice.part, &by, request.peer, answered, effects);
         self.commit(transaction, decision, request, identified, context, effects)
     }
 
@@ -106,9 +95,9 @@ impl Store {
         request: &Request<'_>,
         identified: Option<Identity>,
         context: Context,
+        answer: Answer,
         effects: &mut Effects,
     ) {
-        let answer = internal_error();
         let identity = identified.unwrap_or_else(|| identity(request));
         let clock = context.clock;
         let remembered = self.remembered(request, identity, context, &answer, None, effects.fuel);
@@ -153,8 +142,7 @@ impl Store {
     ) -> (Box<Transaction>, Attributed<Decision>) {
         let routes = self.registry.routes().clone();
         let chosen = self.registry.slot(choice.slot);
-        let by = chosen.policy().clone();
-        let digest = by.digest.into();
+        let digest = chosen.digest();
         let mut call = chosen.begin(transaction, request.payload.clone());
         let mut foreign = false;
         let decided = decide(&mut call, request, now_ms).and_then(|(answer, captured)| {
@@ -165,7 +153,6 @@ impl Store {
                 false => render_notifications(&mut call)?,
             };
             Ok(Decision {
-                by,
                 part: choice.part,
                 answer,
                 captured,
@@ -184,11 +171,13 @@ impl Store {
             Ok(decision) => decision,
             Err(failure) => return (transaction, Err((failure, true))),
         };
-        let share = || Some(Share::of(self.quota.fuel_max, request.payload.len()));
+        let share = || Share::of(self.quota.fuel_max, request.payload.len());
         if foreign {
+            let changes = Recipients::of_all(&transaction.state().watches, transaction.changes());
             let notifier = Notifier::new(&mut self.registry, now_ms, share());
             let notified;
-            (transaction, notified) = notifier.notify_for(choice.slot, transaction, effects);
+            (transaction, notified) =
+                notifier.notify_for(choice.slot, false, transaction, changes, effects);
             match notified {
                 Ok(notifications) => decision.notifications = notifications,
                 Err(failure) => return (transaction, Err(failure)),
@@ -199,10 +188,10 @@ impl Store {
             let notifier = Notifier::new(&mut self.registry, now_ms, share());
             let notified;
             (transaction, notified) =
-                notifier.notify_missed(choice.slot, transaction, missed, effects);
+                notifier.notify_for(choice.slot, true, transaction, missed, effects);
             match notified {
                 Ok(notifications) => decision.missed = notifications,
-                Err(failure) => return (transaction, Err((failure, false))),
+                Err(failure) => return (transaction, Err(failure)),
             }
         }
         (transaction, Ok(decision))
@@ -219,7 +208,6 @@ impl Store {
         effects: &mut Effects,
     ) -> Box<State> {
         let Decision {
-            by,
             part,
             mut answer,
             captured: mut reads,
@@ -241,7 +229,7 @@ impl Store {
         // with a refusal must not be re-executed on them.
         let is_full = self.is_full();
         if part == Part::Active && !is_full {
-            effects.sampled = self.sample(&by, request, &context, &answer, &writes, &reads);
+            self.sample(request, &context, &answer, &writes, &reads, effects);
         }
         let is_shadowed = self.registry.shadow().is_some();
         self.removals.note(&writes, is_shadowed);
@@ -363,71 +351,33 @@ impl Store {
         }
     }
 
-    /// Copies a request for re-execution if it was sampled.
+    /// Copies a request and what the active policy made of it for re-execution, if the request was
+    /// sampled. If the policy failed, only a candidate re-executes it, and `captured` are the reads
+    /// before the failure.
     fn sample(
         &mut self,
-        by: &Arc<Policy<Transaction>>,
         request: &Request<'_>,
         context: &Context,
         answer: &Answer,
         writes: &[Write],
         captured: &Option<CapturedReads>,
-    ) -> Option<Box<SampledRequest>> {
+        effects: &mut Effects,
+    ) {
         let every = self.supervision.purity_every;
-        let for_purity = self.turns.purity(every, context.now_ms);
-        let candidate = self.sampled_for();
+        let for_purity = effects.failed.is_none() && self.turns.purity(every, context.now_ms);
+        let shadow = self.registry.shadow();
+        let candidate = shadow.filter(|(_, per_mille)| self.turns.shadow(*per_mille));
         if !for_purity && candidate.is_none() {
-            return None;
+            return;
         }
-        Some(Box::new(SampledRequest {
-            candidate,
-            for_purity,
-            ..self.copy(by, request, context, answer, writes, captured)
-        }))
-    }
-
-    /// Copies a request at which the active policy failed, if it was sampled for a candidate.
-    /// `captured` are the reads before the failure.
-    fn sample_failure(
-        &mut self,
-        by: &Arc<Policy<Transaction>>,
-        request: &Request<'_>,
-        context: &Context,
-        failure: &Failure,
-        captured: Option<CapturedReads>,
-    ) -> Option<Box<SampledRequest>> {
-        let candidate = self.sampled_for()?;
-        let answer = internal_error();
-        Some(Box::new(SampledRequest {
-            candidate: Some(candidate),
-            failure: Some(failure.clone()),
-            ..self.copy(by, request, context, &answer, &[], &captured)
-        }))
-    }
-
-    /// The candidate in shadow, if it re-executes this request.
-    fn sampled_for(&mut self) -> Option<Arc<Policy<Transaction>>> {
-        let (candidate, per_mille) = self.registry.shadow()?;
-        self.turns.shadow(per_mille).then(|| candidate.clone())
-    }
-
-    /// Copies a request and what its policy made of it.
-    fn copy(
-        &self,
-        by: &Arc<Policy<Transaction>>,
-        request: &Request<'_>,
-        context: &Context,
-        answer: &Answer,
-        writes: &[Write],
-        captured: &Option<CapturedReads>,
-    ) -> SampledRequest {
+        let Some(by) = effects.by.clone() else { return };
         // Copied, so that a queued sample does not retain the buffers of its connection.
         let properties = Bytes::copy_from_slice(request.properties.raw());
-        SampledRequest {
-            candidate: None,
-            for_purity: false,
-            by: by.clone(),
-            failure: None,
+        effects.sampled = Some(Box::new(SampledRequest {
+            candidate: candidate.map(|(policy, _)| policy.clone()),
+            for_purity,
+            by,
+            failure: effects.failed.clone(),
             payload: Bytes::copy_from_slice(request.payload),
             context: context.clone(),
             answer: answer.payload.clone(),
@@ -443,10 +393,9 @@ impl Store {
             captured: captured.as_ref().filter(|it| !it.is_large()).cloned(),
             fuel_max: self.quota.fuel_max,
             removals: self.removals.count(),
-        }
+        }));
     }
 
-    /// Chooses the policy that handles a request.
     fn choose(&mut self, request: &Request<'_>, now_ms: u64, effects: &mut Effects) -> Choice {
         let mut key = None;
         if self.registry.wants_key() {
@@ -519,12 +468,7 @@ pub(super) fn decide(
 /// watchers before the request: a watch begins and ends with the commit.
 fn render_notifications(call: &mut Call<'_, Transaction>) -> Result<Vec<Notification>, Failure> {
     let transaction = call.host();
-    if transaction.state().watches.is_empty() {
-        return Ok(Vec::new());
-    }
-    let watches = &transaction.state().watches;
-    let watched = |it: &Change| Some((it.clone(), Recipients::of(watches, it.key())?));
-    let changes: Vec<_> = transaction.changes().filter_map(watched).collect();
+    let changes = Recipients::of_all(&transaction.state().watches, transaction.changes());
     let mut notifications = Vec::new();
     for (change, to) in changes {
         notify(call, &change, to, &mut notifications)?;

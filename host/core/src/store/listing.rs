@@ -84,10 +84,8 @@ impl Table {
         };
         'groups: while listed.len() < max {
             let from = start.as_ref().map(Vec::as_slice);
-            for entry in self
-                .from(from)
-                .take_while(|it| it.key().starts_with(prefix))
-            {
+            let entries = self.from(from);
+            for entry in entries.take_while(|it| it.key().starts_with(prefix)) {
                 let Some(name) = group(prefix, delimiter, entry.key()) else {
                     listed.push(Listed::Key(entry.clone()));
                     if listed.len() == max {
@@ -157,9 +155,8 @@ mod tests {
             all.into_iter().map(text).collect()
         };
         let named = |all: &[(&str, u64)]| -> Vec<(String, u64)> {
-            all.iter()
-                .map(|(name, keys)| ((*name).to_owned(), *keys))
-                .collect()
+            let named = all.iter().map(|(name, keys)| ((*name).to_owned(), *keys));
+            named.collect()
         };
         let top = [("a", 0), ("a/", 3), ("a0", 0), ("b/", 2)];
         assert_eq!(list("", "/"), named(&top));

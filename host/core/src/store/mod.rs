@@ -1,6 +1,6 @@
-//! The single writer of the state: turns an event into effects.
+//! The single writer of the state: turns an input into effects.
 //!
-//! An event is a request, the end of a connection or session, or a sweep, each with the time.
+//! An input is a request, the end of a connection or session, or a sweep, each with the time.
 //! Effects are the answer, the notifications, and records that must be durable before either is
 //! sent. Time is an argument and there is no I/O, so the same code runs in production, in tests and
 //! in a replay.
@@ -31,7 +31,6 @@ mod replay;
 mod rights;
 mod state;
 mod step;
-mod supervision;
 mod table;
 mod transaction;
 mod watch;
@@ -56,9 +55,7 @@ pub use replay::{Recorded, Replayed, replay};
 pub use state::{ExpiryPlace, State};
 pub use statehouse_protocol::rights::Right;
 pub use statehouse_protocol::{ConnectionId, Peer, SessionId};
-pub(crate) use step::Event;
-pub use step::Store;
-pub use supervision::Supervision;
+pub use step::{Store, Supervision};
 pub use table::Table;
 pub use transaction::Transaction;
 pub use watch::{Scope, WatchChange, WatchChanges, Watches};

@@ -41,7 +41,7 @@ impl Recipients {
     }
 
     /// The watchers of a key; `None` if it has none.
-    pub(super) fn of(watches: &Watches, key: &[u8]) -> Option<Self> {
+    fn of(watches: &Watches, key: &[u8]) -> Option<Self> {
         let watchers = watches.of(key);
         if watchers.is_empty() {
             return None;
@@ -53,6 +53,18 @@ impl Recipients {
             (!peers.is_empty()).then_some((dialect, peers))
         });
         Some(Self(all.collect()))
+    }
+
+    /// The changes that have watchers, each with these.
+    pub(super) fn of_all<'a>(
+        watches: &Watches,
+        changes: impl Iterator<Item = &'a Change>,
+    ) -> Vec<(Change, Self)> {
+        if watches.is_empty() {
+            return Vec::new();
+        }
+        let watched = |it: &Change| Some((it.clone(), Self::of(watches, it.key())?));
+        changes.filter_map(watched).collect()
     }
 }
 
@@ -265,9 +277,7 @@ mod tests {
         // No policy could notify about this key.
         let room = TOPIC_BYTES_MAX - standard_topic_bytes(client, b"");
         assert!(addressed(&vec![b'k'; room / 2], longest + 1).is_err());
-        assert_eq!(
-            addressed(&vec![b'k'; room / 2 + 1], longest + 1),
-            Ok(vec![])
-        );
+        let unnamed = addressed(&vec![b'k'; room / 2 + 1], longest + 1);
+        assert_eq!(unnamed, Ok(vec![]));
     }
 }

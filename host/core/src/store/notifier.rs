@@ -18,22 +18,17 @@ pub(super) type Attributed<T> = Result<T, (Failure, bool)>;
 
 /// Renders the notifications of the changes of one step.
 pub(super) struct Notifier<'a> {
-    pub(super) registry: &'a mut Registry<Transaction>,
-    pub(super) now_ms: u64,
+    registry: &'a mut Registry<Transaction>,
+    now_ms: u64,
     /// The fuel that all owning policies may use together. When it is used up, the built-in policy
     /// renders the rest.
-    pub(super) share: Option<Share>,
+    share: Share,
     /// Policies that failed in this step, by slot.
     failing: Vec<usize>,
 }
 
 impl<'a> Notifier<'a> {
-    /// Creates a notifier. No policy has failed yet.
-    pub(super) fn new(
-        registry: &'a mut Registry<Transaction>,
-        now_ms: u64,
-        share: Option<Share>,
-    ) -> Self {
+    pub(super) fn new(registry: &'a mut Registry<Transaction>, now_ms: u64, share: Share) -> Self {
         Self {
             registry,
             now_ms,
@@ -44,7 +39,7 @@ impl<'a> Notifier<'a> {
 
     /// Renders the notifications of one change. A failure counts against the policy that failed.
     /// Fails if the built-in policy fails, too.
-    pub(super) fn notify(
+    fn notify(
         &mut self,
         owner: usize,
         mut transaction: Box<Transaction>,
@@ -53,16 +48,12 @@ impl<'a> Notifier<'a> {
         effects: &mut Effects,
     ) -> (Box<Transaction>, Result<Vec<Notification>, Failure>) {
         let built_in = self.registry.built_in();
-        let may_call = owner != built_in
-            && !self.failing.contains(&owner)
-            && self.share.as_ref().is_none_or(Share::is_left);
+        let may_call = owner != built_in && !self.failing.contains(&owner) && self.share.is_left();
         if may_call {
             let (result, fuel_used);
             (transaction, result, fuel_used) =
                 notify_as(self.registry.slot(owner), transaction, change, to.clone());
-            if let Some(share) = &mut self.share {
-                share.spend(fuel_used);
-            }
+            self.share.spend(fuel_used);
             match result {
                 Ok(notifications) => return (transaction, Ok(notifications)),
                 Err(failure) => {
@@ -79,32 +70,29 @@ impl<'a> Notifier<'a> {
         (transaction, result)
     }
 
-    /// Renders the notifications of a request that policy `by` handled and that changed keys of
-    /// other policies. Each change is rendered by the policy that owns its key, or else by policy
-    /// `by`, whose failure fails the request and whose fuel counts as that of the request.
+    /// Renders the notifications of a request that policy `by` handled: of its own changes, or of
+    /// those that its client `missed`. Each change is rendered by the policy that owns its key, or
+    /// else by policy `by`. At the request's own changes, a failure of policy `by` fails the
+    /// request, and the fuel of policy `by` counts as that of the request.
     pub(super) fn notify_for(
         mut self,
         by: usize,
+        missed: bool,
         mut transaction: Box<Transaction>,
+        changes: Vec<(Change, Recipients)>,
         effects: &mut Effects,
     ) -> (Box<Transaction>, Attributed<Vec<Notification>>) {
         let mut notifications = Vec::new();
-        let changes: Vec<Change> = transaction.changes().cloned().collect();
-        for change in changes {
-            let to = Recipients::of(&transaction.state().watches, change.key());
-            let Some(to) = to else { continue };
+        for (change, to) in changes {
             let owner = self.registry.route_owner(change.key()).unwrap_or(by);
-            let may_call =
-                by == self.registry.built_in() || self.share.as_ref().is_none_or(Share::is_left);
-            let is_own = owner == by && may_call;
+            let may_call = by == self.registry.built_in() || self.share.is_left();
+            let is_own = !missed && owner == by && may_call;
             let result;
             if is_own {
                 let fuel_used;
                 (transaction, result, fuel_used) =
                     notify_as(self.registry.slot(by), transaction, &change, to);
-                if let Some(share) = &mut self.share {
-                    share.spend(fuel_used);
-                }
+                self.share.spend(fuel_used);
                 effects.fuel += fuel_used;
             } else {
                 (transaction, result) = self.notify(owner, transaction, &change, to, effects);
@@ -117,59 +105,23 @@ impl<'a> Notifier<'a> {
         (transaction, Ok(notifications))
     }
 
-    /// Renders the notifications of changes that the client of a request missed. Each change is
-    /// rendered by the policy that owns its key, or else by policy `by`. Fails if the built-in
-    /// policy fails, too.
-    pub(super) fn notify_missed(
+    /// Renders the notifications of a sweep, or of changes that an earlier run made. The returned
+    /// flag says whether any change could not be rendered.
+    pub(super) fn notify_all(
         mut self,
-        by: usize,
         mut transaction: Box<Transaction>,
-        missed: Vec<(Change, Recipients)>,
+        changes: Vec<(Change, Recipients)>,
         effects: &mut Effects,
-    ) -> (Box<Transaction>, Result<Vec<Notification>, Failure>) {
-        let mut notifications = Vec::new();
-        for (change, to) in missed {
-            let owner = self.registry.route_owner(change.key()).unwrap_or(by);
-            let result;
-            (transaction, result) = self.notify(owner, transaction, &change, to, effects);
-            match result {
-                Ok(result) => notifications.extend(result),
-                Err(failure) => return (transaction, Err(failure)),
-            }
-        }
-        (transaction, Ok(notifications))
-    }
-
-    /// Notifies current watchers of changes that an earlier run made and may not have sent.
-    ///
-    /// The fuel limit is the maximum that any configuration allows for one request of
-    /// `payload_bytes`, shared by all changes. So every change that could be rendered under any
-    /// configuration still can. The returned flag says whether any change could not be rendered.
-    pub(super) fn renotify<'c>(
-        mut self,
-        state: Box<State>,
-        quota: Quota,
-        payload_bytes: usize,
-        changes: impl Iterator<Item = &'c Change>,
-        effects: &mut Effects,
-    ) -> (Box<State>, Vec<Notification>, bool) {
-        let quota = Quota {
-            fuel_max: fuel(limits::FUEL_PER_CALL_MAX, payload_bytes),
-            ..quota
-        };
-        self.share = Some(Share::of(limits::FUEL_PER_CALL_MAX, payload_bytes));
-        let mut transaction = Transaction::sweep(state, quota, self.now_ms);
+    ) -> (Box<Transaction>, Vec<Notification>, bool) {
         let (mut notifications, mut failed) = (Vec::new(), false);
-        for change in changes {
-            let to = Recipients::of(&transaction.state().watches, change.key());
-            let Some(to) = to else { continue };
+        for (change, to) in changes {
             let owner = self.registry.owner(change.key());
             let result;
-            (transaction, result) = self.notify(owner, transaction, change, to, effects);
+            (transaction, result) = self.notify(owner, transaction, &change, to, effects);
             failed |= result.is_err();
             notifications.extend(result.into_iter().flatten());
         }
-        (transaction.roll_back(), notifications, failed)
+        (transaction, notifications, failed)
     }
 
     fn count_failure(&mut self, slot: usize, failure: &Failure, effects: &mut Effects) {
@@ -180,4 +132,30 @@ impl<'a> Notifier<'a> {
             tracing::error!(%policy, digest = %policy.digest, %failure, "a policy failed to render a notification");
         }
     }
+}
+
+/// Notifies current watchers of changes that an earlier run made and may not have sent.
+///
+/// The fuel limit is the maximum that any configuration allows for one request of `payload_bytes`,
+/// shared by all changes. So every change that could be rendered under any configuration still can.
+/// The returned flag says whether any change could not be rendered.
+pub(super) fn renotify<'a>(
+    registry: &mut Registry<Transaction>,
+    now_ms: u64,
+    state: Box<State>,
+    quota: Quota,
+    payload_bytes: usize,
+    changes: impl Iterator<Item = &'a Change>,
+    effects: &mut Effects,
+) -> (Box<State>, Vec<Notification>, bool) {
+    let quota = Quota {
+        fuel_max: fuel(limits::FUEL_PER_CALL_MAX, payload_bytes),
+        ..quota
+    };
+    let share = Share::of(limits::FUEL_PER_CALL_MAX, payload_bytes);
+    let notifier = Notifier::new(registry, now_ms, share);
+    let changes = Recipients::of_all(&state.watches, changes);
+    let transaction = Transaction::sweep(state, quota, now_ms);
+    let (transaction, notifications, failed) = notifier.notify_all(transaction, changes, effects);
+    (transaction.roll_back(), notifications, failed)
 }

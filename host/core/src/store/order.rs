@@ -174,30 +174,21 @@ mod tests {
                 Bound::Included(&from),
                 Bound::Excluded(&from),
             ] {
-                let expected: Vec<Slot> = self
-                    .map
-                    .range::<[u8; 2], _>((start, Bound::Unbounded))
-                    .map(|it| *it.1)
-                    .collect();
+                let range = self.map.range::<[u8; 2], _>((start, Bound::Unbounded));
+                let expected: Vec<Slot> = range.map(|it| *it.1).collect();
                 let start = start.map(|it| &it[..]);
                 let found: Vec<Slot> = self.order.from(start, &self.arena).collect();
                 assert_eq!(found, expected, "from {start:?}");
                 let count = self.order.count(start, Bound::Unbounded, &self.arena);
                 assert_eq!(count, expected.len() as u64, "from {start:?}");
                 let before = self.order.count(Bound::Unbounded, start, &self.arena);
-                let all = self.map.len()
-                    - if start == Bound::Unbounded {
-                        0
-                    } else {
-                        expected.len()
-                    };
-                assert_eq!(before, all as u64, "before {start:?}");
+                let is_all = start == Bound::Unbounded;
+                let behind = if is_all { 0 } else { expected.len() };
+                let expected = (self.map.len() - behind) as u64;
+                assert_eq!(before, expected, "before {start:?}");
             }
-            let runs = &self.order.runs;
-            assert!(
-                runs.iter()
-                    .all(|it| (1..=RUN_SLOTS_MAX).contains(&it.len()))
-            );
+            let mut runs = self.order.runs.iter();
+            assert!(runs.all(|it| (1..=RUN_SLOTS_MAX).contains(&it.len())));
         }
     }
 

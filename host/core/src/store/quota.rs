@@ -165,39 +165,28 @@ impl Exceeded {
 
 impl fmt::Display for Exceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Keys(max) => write!(f, "the store holds max_keys, which is {max}"),
-            Self::Bytes(max) => write!(
-                f,
-                "the store would hold more than max_bytes, which is {max}"
-            ),
-            Self::ClientKeys(max) => write!(f, "it owns max_client_keys, which is {max}"),
-            Self::ClientBytes(max) => {
-                write!(f, "it would own more than max_client_bytes, which is {max}")
-            }
-            Self::KeyBytes(max) => {
-                write!(f, "the key is longer than max_key_bytes, which is {max}")
-            }
-            Self::ValueBytes(max) => {
-                write!(
+        let (what, max) = match self {
+            Self::Keys(max) => ("the store holds max_keys", max),
+            Self::Bytes(max) => ("the store would hold more than max_bytes", max),
+            Self::ClientKeys(max) => ("it owns max_client_keys", max),
+            Self::ClientBytes(max) => ("it would own more than max_client_bytes", max),
+            Self::KeyBytes(max) => ("the key is longer than max_key_bytes", max),
+            Self::ValueBytes(max) => ("the value is longer than max_value_bytes", max),
+            Self::Watches(max) => ("all clients together hold max_watches", max),
+            Self::ClientWatches(max) => ("it watches max_client_watches", max),
+            Self::WatchBytes(max) => {
+                return write!(
                     f,
-                    "the value is longer than max_value_bytes, which is {max}"
-                )
+                    "the watched keys would use more than {max} bytes, the limit"
+                );
             }
-            Self::Watches(max) => {
-                write!(f, "all clients together hold max_watches, which is {max}")
+            Self::Disk => {
+                return f.write_str(
+                    "the disk is full, or the quota of etcd in a cluster: there is room for removals only",
+                );
             }
-            Self::ClientWatches(max) => {
-                write!(f, "it watches max_client_watches, which is {max}")
-            }
-            Self::WatchBytes(max) => write!(
-                f,
-                "the watched keys would use more than {max} bytes, the limit"
-            ),
-            Self::Disk => f.write_str(
-                "the disk is full, or the quota of etcd in a cluster: there is room for removals only",
-            ),
-        }
+        };
+        write!(f, "{what}, which is {max}")
     }
 }
 

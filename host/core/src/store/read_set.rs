@@ -98,7 +98,6 @@ pub struct CapturedReads {
 }
 
 impl CapturedReads {
-    /// The captured read of a key.
     fn read(&self, key: &[u8], hidden: bool, payload: &[u8]) -> Option<&Read> {
         let is_it = |it: &&Read| it.hidden == hidden && it.key.resolve(payload) == Some(key);
         self.reads.iter().find(is_it)
@@ -176,17 +175,12 @@ pub(super) struct ReadSet {
 /// The import that is called. A recorded result of one import must not answer another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ImportKind {
-    /// `put`.
     Put,
-    /// `keys`.
     Keys,
-    /// `watch`.
     Watch,
     /// `unwatch` and `unfollow`.
     Unwatch,
-    /// `follow`.
     Follow,
-    /// `follow_since`.
     FollowSince,
 }
 
@@ -218,7 +212,6 @@ pub(super) struct Recording {
 /// What to do if the policy asks for something that the recording does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unrecorded {
-    /// Fail the run.
     Fail,
     /// Answer from the state, which is complete.
     FromState,
@@ -250,9 +243,8 @@ impl ReadSet {
 
     /// Whether this is a replay that may ask for more than the recorded run.
     pub(super) fn is_lenient(&self) -> bool {
-        self.recording
-            .as_ref()
-            .is_some_and(|recording| recording.unrecorded != Unrecorded::Fail)
+        let recording = self.recording.as_ref();
+        recording.is_some_and(|it| it.unrecorded != Unrecorded::Fail)
     }
 
     /// Whether a lenient replay depends on something unknown, so that its result may differ from a
@@ -299,7 +291,6 @@ impl ReadSet {
         true
     }
 
-    /// The captured read of a key.
     pub(super) fn known(&self, key: &[u8], hidden: bool, payload: &[u8]) -> Option<&Read> {
         self.captured.read(key, hidden, payload)
     }
@@ -311,14 +302,10 @@ impl ReadSet {
         let Some(recording) = &self.recording else {
             return NextImport::Live;
         };
-        let recorded = recording
-            .captured
-            .imports
-            .iter()
-            .find(|(call, _)| *call == self.calls)
-            .filter(|(_, imported)| {
-                recording.unrecorded == Unrecorded::Fail || imported.answers(kind)
-            });
+        let is_strict = recording.unrecorded == Unrecorded::Fail;
+        let mut imports = recording.captured.imports.iter();
+        let recorded = imports.find(|(call, _)| *call == self.calls);
+        let recorded = recorded.filter(|(_, it)| is_strict || it.answers(kind));
         match recorded {
             Some((_, imported)) => {
                 self.refused += usize::from(matches!(imported, Imported::Refused(_)));
@@ -397,7 +384,6 @@ impl ReadSet {
         }
     }
 
-    /// The recorded seed.
     pub(super) fn recorded_seed(&mut self) -> Option<[u8; 32]> {
         let recording = self.recording.as_ref()?;
         let seed = recording.captured.seed;
@@ -406,7 +392,6 @@ impl ReadSet {
         seed
     }
 
-    /// Notes the seed.
     pub(super) fn seed(&mut self, seed: [u8; 32]) {
         self.captured.seed = Some(seed);
     }
@@ -430,6 +415,14 @@ mod tests {
         matches!(run.next_import(kind), NextImport::Live)
     }
 
+    /// The recorded result of the next import.
+    fn recorded(run: &mut ReadSet, kind: ImportKind) -> Option<Imported> {
+        match run.next_import(kind) {
+            NextImport::Recorded(imported) => Some(imported),
+            NextImport::Live | NextImport::Unknown => None,
+        }
+    }
+
     #[test]
     fn key_in_the_payload_is_stored_as_a_range() {
         let payload = Bytes::from_static(b"SET key value");
@@ -442,11 +435,8 @@ mod tests {
         assert_eq!(of.resolve(b"SET"), None);
         let elsewhere = KeyRef::new(b"key", &payload);
         assert_eq!(elsewhere, KeyRef::Own(Bytes::from_static(b"key")));
-        assert_eq!(
-            within(&payload[13..], &payload),
-            None,
-            "an empty part has no position"
-        );
+        let empty = within(&payload[13..], &payload);
+        assert_eq!(empty, None, "an empty part has no position");
         assert_eq!(within(&payload, &payload[..5]), None);
     }
 
@@ -459,11 +449,8 @@ mod tests {
         for n in 0..limits::CAPTURED_READS_MAX {
             assert!(read(&mut read_set, n) && read(&mut read_set, n));
         }
-        assert_eq!(
-            read_set.captured.reads.len(),
-            limits::CAPTURED_READS_MAX,
-            "each key once"
-        );
+        let reads = read_set.captured.reads.len();
+        assert_eq!(reads, limits::CAPTURED_READS_MAX, "each key once");
         assert!(read(&mut read_set, limits::CAPTURED_READS_MAX));
         assert!(read_set.take().is_none());
 
@@ -496,26 +483,18 @@ mod tests {
         };
         let mut strict = ReadSet::replaying(recording(Unrecorded::Fail));
         assert!(strict.read(b"a", false, b"", || None));
-        assert!(matches!(
-            strict.next_import(ImportKind::Unwatch),
-            NextImport::Recorded(Imported::Unwatched(true))
-        ));
+        let unwatched = recorded(&mut strict, ImportKind::Unwatch);
+        assert_eq!(unwatched, Some(Imported::Unwatched(true)));
         assert!(is_live(&mut strict, ImportKind::Put));
-        assert!(matches!(
-            strict.next_import(ImportKind::Put),
-            NextImport::Recorded(Imported::Refused(Fault::Quota))
-        ));
+        let refused = recorded(&mut strict, ImportKind::Put);
+        assert_eq!(refused, Some(Imported::Refused(Fault::Quota)));
         assert_eq!(strict.recorded_property("x"), Some(Some("1".to_owned())));
         assert!(!strict.diverged);
-        assert!(
-            !strict.read(b"a", true, b"", || None),
-            "a hidden key is another key"
-        );
+        let is_known = strict.read(b"a", true, b"", || None);
+        assert!(!is_known, "a hidden key is another key");
         assert!(strict.diverged);
-        assert!(matches!(
-            strict.next_import(ImportKind::Watch),
-            NextImport::Unknown
-        ));
+        let unknown = strict.next_import(ImportKind::Watch);
+        assert!(matches!(unknown, NextImport::Unknown));
         assert_eq!(strict.recorded_property("y"), None);
 
         let mut lenient = ReadSet::replaying(recording(Unrecorded::FromState));
@@ -528,15 +507,12 @@ mod tests {
     #[test]
     fn lenient_replay_reports_unknown_results() {
         let lenient = |imports: &[(u32, Imported)]| {
-            let captured = CapturedReads {
-                imports: imports.to_vec(),
-                ..CapturedReads::default()
+            let mut recording = Recording {
+                captured: CapturedReads::default(),
+                unrecorded: Unrecorded::FromState,
             };
-            let unrecorded = Unrecorded::FromState;
-            ReadSet::replaying(Recording {
-                captured,
-                unrecorded,
-            })
+            recording.captured.imports = imports.to_vec();
+            ReadSet::replaying(recording)
         };
         // Keys can be read from the table; watches are recorded nowhere.
         let mut run = lenient(&[]);
@@ -546,18 +522,14 @@ mod tests {
         let mut run = lenient(&[(1, Imported::Watched)]);
         assert!(is_live(&mut run, ImportKind::Keys) && !run.guessed());
         let mut run = lenient(&[(1, Imported::Watched)]);
-        assert!(
-            matches!(run.next_import(ImportKind::Watch), NextImport::Recorded(_)) && !run.guessed()
-        );
+        assert!(recorded(&mut run, ImportKind::Watch).is_some() && !run.guessed());
         let mut run = lenient(&[(1, Imported::Watched)]);
         assert!(is_live(&mut run, ImportKind::Unwatch) && run.guessed());
         // A quota that refused the second put then refuses it now.
         let quota = [(2, Imported::Refused(Fault::Quota))];
         let mut run = lenient(&quota);
         assert!(is_live(&mut run, ImportKind::Put) && run.guessed());
-        assert!(
-            matches!(run.next_import(ImportKind::Put), NextImport::Recorded(_)) && !run.guessed()
-        );
+        assert!(recorded(&mut run, ImportKind::Put).is_some() && !run.guessed());
         // A run that puts nothing needs no quota.
         let mut run = lenient(&quota);
         assert!(is_live(&mut run, ImportKind::Keys));

@@ -38,10 +38,8 @@ struct Start {
 }
 
 fn weight(change: &Change) -> u64 {
-    let bytes = change
-        .entry()
-        .map_or(change.key().len() as u64, Entry::weight);
-    bytes + size_of::<Change>() as u64
+    let key_bytes = change.key().len() as u64;
+    change.entry().map_or(key_bytes, Entry::weight) + size_of::<Change>() as u64
 }
 
 impl Recent {
@@ -141,6 +139,13 @@ mod tests {
         Write::of(Change::Deleted(Key::from_static(b"k"), at(wall)))
     }
 
+    fn hidden(wall: u64) -> Write {
+        Write {
+            hidden: true,
+            ..removal(wall)
+        }
+    }
+
     fn walls(recent: &Recent, since: u64) -> Option<Vec<u64>> {
         let changes = recent.since(at(since))?;
         Some(changes.map(|it| it.version().wall).collect())
@@ -157,16 +162,9 @@ mod tests {
         assert_eq!(walls(&recent, 1), Some(vec![2, 3, 4]));
         assert_eq!(walls(&recent, 3), Some(vec![4]));
         assert_eq!(walls(&recent, 4), Some(vec![]));
-        let hidden = Write {
-            hidden: true,
-            ..removal(5)
-        };
-        recent.note(&[hidden, removal(4)], u64::MAX);
-        assert_eq!(
-            walls(&recent, 1),
-            Some(vec![2, 3, 4]),
-            "neither is a new change"
-        );
+        recent.note(&[hidden(5), removal(4)], u64::MAX);
+        let known = walls(&recent, 1);
+        assert_eq!(known, Some(vec![2, 3, 4]), "neither is a new change");
     }
 
     #[test]
@@ -210,10 +208,6 @@ mod tests {
     fn changes_since_a_hidden_write_are_known() {
         let mut recent = Recent::default();
         recent.note_start(at(0));
-        let hidden = |wall| Write {
-            hidden: true,
-            ..removal(wall)
-        };
         // The removal of a hidden key has no version.
         recent.note(&[hidden(0), hidden(2), hidden(4)], u64::MAX);
         assert_eq!((walls(&recent, 1), walls(&recent, 2)), (None, Some(vec![])));
@@ -230,11 +224,8 @@ mod tests {
         recent.note(&[removal(1), removal(2)], u64::MAX);
         recent.note_start(at(2));
         assert_eq!(walls(&recent, 2), Some(vec![]));
-        assert_eq!(
-            walls(&recent, 3),
-            None,
-            "assigned by the earlier run and lost"
-        );
+        let assigned = walls(&recent, 3);
+        assert_eq!(assigned, None, "assigned by the earlier run and lost");
         recent.note_start(at(4));
         assert_eq!(walls(&recent, 3), None, "skipped by the start");
         assert_eq!(walls(&recent, 4), Some(vec![]));

@@ -4,7 +4,7 @@
 //! it ended end again. If an earlier run may not have sent the notifications, they are sent again.
 
 use super::effects::{Answer, Effects, INTERNAL_ERROR, RestsOn, internal_error};
-use super::notifier::Notifier;
+use super::notifier::renotify;
 use super::remembered::{Outcome, Remembered, StoredPayload};
 use super::replay;
 use super::state::State;
@@ -98,8 +98,9 @@ impl Store {
             effects.renotified = Some(Renotified::Incomplete);
             return state;
         };
-        let notifier = Notifier::new(&mut self.registry, now_ms, None);
-        let (state, notifications, failed) = notifier.renotify(
+        let (state, notifications, failed) = renotify(
+            &mut self.registry,
+            now_ms,
             state,
             self.quota,
             request.payload.len(),

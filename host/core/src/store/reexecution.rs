@@ -10,7 +10,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use statehouse_mqtt::Properties;
 
-use super::Quota;
 use super::effects::Answer;
 use super::entry::{Entry, Key};
 use super::read_set::{CapturedReads, KeyRef, Read, Recording, Unrecorded};
@@ -19,7 +18,8 @@ use super::replay::{NO_QUOTA, Run, run};
 use super::state::State;
 use super::transaction::Transaction;
 use super::write::Write;
-use crate::clock::{Hlc, Stamp};
+use super::{Quota, Store};
+use crate::clock::Stamp;
 use crate::limits;
 use crate::policy::{Failure, Instance, Policy};
 use crate::request::{Delivery, Request};
@@ -160,9 +160,7 @@ impl SampledRequest {
             unrecorded,
         };
         recording.captured.reads.extend_from_slice(more);
-        let mut state = Box::<State>::default();
-        state.hlc = Hlc::at(self.context.clock);
-        state.place(&recording.captured.reads, &self.payload);
+        let state = State::of_reads(&recording.captured.reads, &self.payload);
         let request = Request {
             dialect: self.context.dialect,
             payload: &self.payload,
@@ -180,7 +178,7 @@ impl SampledRequest {
         } = run(
             instance,
             state,
-            self.context.now_ms,
+            &self.context,
             &request,
             recording,
             quota,
@@ -199,18 +197,20 @@ impl SampledRequest {
 }
 
 impl State {
-    /// Inserts captured entries into the tables that they were read from.
-    pub(super) fn place(&mut self, reads: &[Read], payload: &[u8]) {
+    /// Captured entries in the tables that they were read from.
+    pub(super) fn of_reads(reads: &[Read], payload: &[u8]) -> Box<Self> {
+        let mut state = Box::<Self>::default();
         for read in reads {
             if let (Some(key), Some(entry)) = (read.key.resolve(payload), &read.entry) {
                 let table = match read.hidden {
-                    true => &mut self.hidden,
-                    false => &mut self.table,
+                    true => &mut state.hidden,
+                    false => &mut state.table,
                 };
                 // An entry from a snapshot has no key of its own.
                 table.insert(entry.under(key));
             }
         }
+        state
     }
 }
 
@@ -259,26 +259,29 @@ impl Removals {
     }
 }
 
-/// The entries of `keys` just before a sampled request, if the current state still determines them.
-pub(super) fn reads_before(
-    state: &State,
-    removals: &Removals,
-    sampled: &SampledRequest,
-    keys: &[(bool, Key)],
-) -> Option<Vec<Read>> {
-    let known = keys.iter().map(|(hidden, key)| {
-        let entry = state.part(*hidden).get(key);
-        let unchanged = match entry {
-            Some(entry) => entry.version() <= sampled.context.clock,
-            None => removals.not_removed_since(sampled.removals, *hidden, key),
-        };
-        unchanged.then(|| Read {
-            key: KeyRef::Own(key.clone()),
-            hidden: *hidden,
-            entry: entry.cloned(),
-        })
-    });
-    known.collect()
+impl Store {
+    /// The entries of `keys` just before a sampled request, if the current state still determines
+    /// them.
+    pub fn reads_before(
+        &self,
+        sampled: &SampledRequest,
+        keys: &[(bool, Key)],
+    ) -> Option<Vec<Read>> {
+        let known = keys.iter().map(|(hidden, key)| {
+            let entry = self.state().part(*hidden).get(key);
+            let removals = &self.removals;
+            let unchanged = match entry {
+                Some(entry) => entry.version() <= sampled.context.clock,
+                None => removals.not_removed_since(sampled.removals, *hidden, key),
+            };
+            unchanged.then(|| Read {
+                key: KeyRef::Own(key.clone()),
+                hidden: *hidden,
+                entry: entry.cloned(),
+            })
+        });
+        known.collect()
+    }
 }
 
 /// Whether two runs wrote the same. The positions of keys and values in the payload are ignored.

@@ -77,7 +77,7 @@ pub(super) const NO_QUOTA: Quota = Quota {
 pub fn replay(
     policy: &Arc<Policy<Transaction>>,
     fuel_max: u64,
-    mut state: Box<State>,
+    state: Box<State>,
     recorded: &Recorded<'_>,
 ) -> (Box<State>, Replayed) {
     let peer = Peer {
@@ -104,12 +104,12 @@ pub fn replay(
         fuel_max,
         ..NO_QUOTA
     };
-    let hlc = std::mem::replace(&mut state.hlc, Hlc::at(recorded.context.clock));
+    let hlc = state.hlc;
     let mut instance = Instance::new(policy.clone());
     let ran = run(
         &mut instance,
         state,
-        recorded.context.now_ms,
+        recorded.context,
         &request,
         recording,
         quota,
@@ -139,9 +139,7 @@ pub(super) fn reexecute(
     captured: &CapturedReads,
     request: &Request<'_>,
 ) -> (Result<Answer, Failure>, Box<Transaction>) {
-    let mut state = Box::<State>::default();
-    state.hlc = Hlc::at(original.context.clock);
-    state.place(&captured.reads, request.payload);
+    let state = State::of_reads(&captured.reads, request.payload);
     let request = Request {
         dialect: original.context.dialect,
         grants: None,
@@ -156,7 +154,7 @@ pub(super) fn reexecute(
     let ran = run(
         &mut instance,
         state,
-        original.context.now_ms,
+        &original.context,
         &request,
         recording,
         NO_QUOTA,
@@ -179,13 +177,15 @@ pub(super) struct Run {
 /// program did not check the command, and whether the keys were watched is not recorded.
 pub(super) fn run(
     instance: &mut Instance<Transaction>,
-    state: Box<State>,
-    now_ms: u64,
+    mut state: Box<State>,
+    context: &Context,
     request: &Request<'_>,
     recording: Recording,
     quota: Quota,
     by_candidate: bool,
 ) -> Run {
+    let now_ms = context.now_ms;
+    state.hlc = Hlc::at(context.clock);
     let transaction = Transaction::reexecute(state, quota, now_ms, request, recording);
     let mut call = instance.begin(transaction, request.payload.clone());
     let answer = decide(&mut call, request, now_ms).and_then(|decided| {

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use super::read_set::ReadSet;
 use statehouse_protocol::rights::{ClientRights, Right};
 
-/// The source of rights.
 pub(super) enum Rights {
     /// Everything is allowed: there are no rules, or the host itself acts.
     All,
@@ -54,7 +53,6 @@ impl Rights {
         }
     }
 
-    /// Whether the client has the right.
     pub(super) fn include(
         &self,
         key: &[u8],

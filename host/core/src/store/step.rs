@@ -1,46 +1,44 @@
-//! One step of the store: takes an event, returns effects.
+//! One step of the store: takes an input, returns effects.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use statehouse_protocol::rights::ClientRights;
 use statehouse_protocol::{Peer, SessionId};
 
 use super::duplicates::Duplicates;
 use super::effects::Effects;
-use super::expiry::{self, NewDeadline};
+use super::expiry;
 use super::handling::identity;
-use super::read_set::Read;
-use super::reexecution::{self, Removals, SampledRequest, Sampler};
+use super::notifier::renotify;
+use super::reexecution::{Removals, Sampler};
 use super::state::State;
-use super::supervision::Supervision;
-use super::table::Table;
 use super::transaction::Transaction;
 use super::watch::{Scope, WatchChange, Watches};
+use super::write::Change;
 use super::{Key, Quota, Retention};
 use crate::clock::Stamp;
 use crate::log::JournalRoom;
-use crate::policy::{Absent, Assignment, Guard, Instance, Registry};
+use crate::policy::{Absent, Assignment, Guard, GuardSettings, Instance, Registry};
 use crate::request::Request;
+use crate::{Input, limits};
 
-/// The input of a step.
-#[derive(Clone, Copy)]
-pub(crate) enum Event<'a> {
-    /// A client's request.
-    Request(&'a Request<'a>),
-    /// A connection ended. Its watches end with it.
-    Disconnected(&'a Peer),
-    /// A notification for this key could not be delivered. The client's watches that cover the key
-    /// end.
-    Undeliverable(&'a Peer, &'a [u8]),
-    /// A client has these rights now. Its watches cover only keys that it may read.
-    Rights(&'a Peer, &'a Arc<dyn ClientRights>),
-    /// An earlier run removed these expired keys and may not have notified their watchers.
-    Expired(&'a [(Key, Stamp)]),
-    /// Sessions ended. Their requests can never be redelivered.
-    SessionsEnded(&'a [SessionId]),
-    /// Only time has passed.
-    Sweep,
+/// How the active policy and a canary are supervised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Supervision {
+    /// How many failures and how much fuel are tolerated.
+    pub guard: GuardSettings,
+    /// Re-executes one of this many requests of the active policy on a fresh instance to detect
+    /// hidden state. Above [`limits::PURITY_REQUESTS_PER_SECOND_MAX`], the rate stays constant.
+    /// Zero turns it off.
+    pub purity_every: u32,
+}
+
+impl Default for Supervision {
+    fn default() -> Self {
+        Self {
+            guard: GuardSettings::default(),
+            purity_every: limits::PURITY_SAMPLE_DEFAULT,
+        }
+    }
 }
 
 /// The key table, the policies, and everything else that decides the result of a request.
@@ -49,7 +47,7 @@ pub struct Store {
     state: Option<Box<State>>,
     pub(super) registry: Registry<Transaction>,
     pub(super) quota: Quota,
-    pub(super) duplicates: Duplicates,
+    pub(crate) duplicates: Duplicates,
     pub(super) supervision: Supervision,
     /// Guards of the active policy and of a canary, in this order.
     pub(super) guards: [Guard; 2],
@@ -62,6 +60,8 @@ pub struct Store {
     /// Selects requests of the active policy for re-execution.
     pub(super) turns: Sampler,
 }
+
+const PRESENT: &str = "every step puts the state back before it returns";
 
 impl Store {
     /// Creates an empty store with the policies of `registry`.
@@ -96,24 +96,9 @@ impl Store {
         &mut self.supervision
     }
 
-    /// The entries of `keys` just before a sampled request, if they can still be determined.
-    pub fn reads_before(
-        &self,
-        sampled: &SampledRequest,
-        keys: &[(bool, Key)],
-    ) -> Option<Vec<Read>> {
-        reexecution::reads_before(self.state(), &self.removals, sampled, keys)
-    }
-
     /// The requests that may be redelivered.
     pub fn duplicates(&self) -> &Duplicates {
         &self.duplicates
-    }
-
-    /// Sizes the dedup table for this Receive Maximum. Must be called before a client is sent that
-    /// maximum, or a redelivery might not be recognized. Returns whether it is higher than before.
-    pub fn raise_receive_max(&mut self, receive_max: u16) -> bool {
-        self.duplicates.raise_per_session(receive_max)
     }
 
     /// Removes the requests of all other sessions.
@@ -129,16 +114,12 @@ impl Store {
 
     /// The state between steps.
     pub fn state(&self) -> &State {
-        self.state
-            .as_ref()
-            .expect("every step puts the state back before it returns")
+        self.state.as_ref().expect(PRESENT)
     }
 
     /// The state, to change it without a request: for tests and tools.
     pub fn state_mut(&mut self) -> &mut State {
-        self.state
-            .as_mut()
-            .expect("every step puts the state back before it returns")
+        self.state.as_mut().expect(PRESENT)
     }
 
     /// The policies.
@@ -168,33 +149,7 @@ impl Store {
 
     /// The time in milliseconds at which the next key expires.
     pub fn next_expiry_ms(&self) -> Option<u64> {
-        next_expiry_ms(self.state())
-    }
-
-    /// Postpones the deadline of every remembered request, because the clock was stepped ahead.
-    pub(crate) fn postpone_requests(&mut self, by_ms: u64) {
-        self.duplicates.postpone(by_ms);
-    }
-
-    /// Postpones the deadline of every key, because the clock was stepped ahead. Calls `each` with
-    /// new deadlines to record, and the state that has them.
-    pub(crate) fn postpone_keys(
-        &mut self,
-        by_ms: u64,
-        mut each: impl FnMut(&[NewDeadline], &State),
-    ) {
-        let mut state = self
-            .state
-            .take()
-            .expect("every step puts the state back before it returns");
-        expiry::postpone(&mut state, by_ms, &mut each);
-        self.state = Some(state);
-    }
-
-    /// The bytes that records of [`Self::postpone_keys`] take, at most; of whole entries with
-    /// `whole`.
-    pub(crate) fn postponement_bytes(&self, whole: bool) -> u64 {
-        expiry::postponement_bytes(self.state(), whole)
+        self.state().next_expiry_ms()
     }
 
     /// Loads what requests of this session with these payloads will probably need from memory,
@@ -213,69 +168,69 @@ impl Store {
                 .is_some_and(|original| original.number < self.earlier_below)
     }
 
-    /// Handles one event. Fills the effects, which must be empty. `now_ms` must not be lower than in
-    /// an earlier step, or versions and expiry would run backwards.
-    pub(crate) fn step(&mut self, event: Event<'_>, now_ms: u64, effects: &mut Effects) {
-        let mut state = self
-            .state
-            .take()
-            .expect("every step puts the state back before it returns");
-        // Expired keys are removed first, up to the limits of one step, so that no quota counts them
-        // and watchers are notified of the removal before any later change. Without room for the
-        // record they stay, and no request sees them.
+    /// Handles a request. Fills the effects, which must be empty. `now_ms` must not be lower than
+    /// in an earlier step, or versions and expiry would run backwards.
+    pub(crate) fn answer(&mut self, request: &Request<'_>, now_ms: u64, effects: &mut Effects) {
+        let state = self.take_swept(now_ms, effects);
+        let suspect = self.duplicates.arrive(&request.delivery);
+        let identity = suspect.then(|| identity(request));
+        let original = identity.and_then(|it| self.duplicates.find(&request.delivery, &it));
+        self.state = Some(match original {
+            Some(original) => self.answer_redelivery(state, &original, request, now_ms, effects),
+            None => self.handle(state, request, identity, now_ms, effects),
+        });
+    }
+
+    /// Handles any other input, under the same conditions as [`Self::answer`].
+    pub(crate) fn step(&mut self, input: Input<'_>, now_ms: u64, effects: &mut Effects) {
+        let mut state = self.take_swept(now_ms, effects);
+        match input {
+            // The core parses a PUBLISH and calls `answer`.
+            Input::Publish(_) | Input::Sweep => {}
+            Input::Disconnected(peer) => {
+                if state.watches.remove_all(peer) && state.watches.are_durable() {
+                    effects.note_watches(peer, vec![WatchChange::AllEnded]);
+                }
+            }
+            Input::Undeliverable(peer, key) => {
+                let watches = state.watches.covering(key, peer);
+                let ended = watches.map(|(scope, key)| (scope, key.clone())).collect();
+                end_watches(&mut state.watches, peer, ended, effects);
+            }
+            Input::Rights(peer, rights) => state.watches.set_rights(peer, Some(rights.clone())),
+            Input::Expired(removed) => {
+                let change = |(key, version): &(Key, Stamp)| Change::Expired(key.clone(), *version);
+                let changes: Vec<Change> = removed.iter().map(change).collect();
+                let (registry, quota) = (&mut self.registry, self.quota);
+                let notifications;
+                (state, notifications, _) =
+                    renotify(registry, now_ms, state, quota, 0, changes.iter(), effects);
+                effects.expired.extend(notifications);
+            }
+            Input::SessionsEnded(sessions) => self.duplicates.ended(sessions),
+        }
+        self.state = Some(state);
+    }
+
+    /// Takes the state out for a step. Expired keys are removed first, up to the limits of one
+    /// step, so that no quota counts them and watchers are notified of the removal before any later
+    /// change. Without room for the record they stay, and no request sees them.
+    fn take_swept(&mut self, now_ms: u64, effects: &mut Effects) -> Box<State> {
+        let mut state = self.state.take().expect(PRESENT);
         let may_sweep = self.quota.journal != JournalRoom::Nothing;
-        if may_sweep && next_expiry_ms(&state).is_some_and(|expires_ms| expires_ms <= now_ms) {
+        if may_sweep
+            && state
+                .next_expiry_ms()
+                .is_some_and(|expires_ms| expires_ms <= now_ms)
+        {
             state = expiry::sweep(state, &mut self.registry, self.quota, now_ms, effects);
             if let Some(swept) = &effects.swept {
                 let is_shadowed = self.registry.shadow().is_some();
                 self.removals.note(&swept.writes, is_shadowed);
             }
         }
-        self.state = Some(match event {
-            Event::Request(request) => {
-                let suspect = self.duplicates.arrive(&request.delivery);
-                let identity = suspect.then(|| identity(request));
-                let original = identity.and_then(|it| self.duplicates.find(&request.delivery, &it));
-                match original {
-                    Some(original) => {
-                        self.answer_redelivery(state, &original, request, now_ms, effects)
-                    }
-                    None => self.handle(state, request, identity, now_ms, effects),
-                }
-            }
-            Event::Disconnected(peer) => {
-                if state.watches.remove_all(peer) && state.watches.are_durable() {
-                    effects.note_watches(peer, vec![WatchChange::AllEnded]);
-                }
-                state
-            }
-            Event::Undeliverable(peer, key) => {
-                let watches = state.watches.covering(key, peer);
-                let ended = watches.map(|(scope, key)| (scope, key.clone())).collect();
-                end_watches(&mut state.watches, peer, ended, effects);
-                state
-            }
-            Event::Rights(peer, rights) => {
-                state.watches.set_rights(peer, Some(rights.clone()));
-                state
-            }
-            Event::Expired(removed) => {
-                let (registry, quota) = (&mut self.registry, self.quota);
-                expiry::renotify(state, registry, quota, now_ms, removed, effects)
-            }
-            Event::SessionsEnded(sessions) => {
-                self.duplicates.ended(sessions);
-                state
-            }
-            Event::Sweep => state,
-        });
+        state
     }
-}
-
-/// The time at which the next key expires, visible or hidden.
-fn next_expiry_ms(state: &State) -> Option<u64> {
-    let tables = [&state.table, &state.hidden];
-    tables.into_iter().filter_map(Table::next_expiry_ms).min()
 }
 
 /// Ends watches of a client, and records it if watches are durable.
@@ -287,9 +242,8 @@ pub(super) fn end_watches(
 ) {
     ended.retain(|(scope, key)| watches.remove(*scope, key, peer));
     if watches.are_durable() && !ended.is_empty() {
-        let ended = ended
-            .into_iter()
-            .map(|(scope, key)| WatchChange::Ended(scope, key));
+        let ended = ended.into_iter();
+        let ended = ended.map(|(scope, key)| WatchChange::Ended(scope, key));
         effects.note_watches(peer, ended.collect());
     }
 }

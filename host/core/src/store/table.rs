@@ -202,13 +202,14 @@ mod tests {
         Entry::new(key.as_bytes(), value.as_bytes(), version, None, expires_ms)
     }
 
-    fn recount(table: &Table) -> (u64, u64, usize) {
+    /// Keys, bytes and expiring keys, as the table counts them.
+    fn sums(table: &Table) -> (u64, u64, usize) {
         let all = || table.range(b"", None);
-        (
-            all().count() as u64,
-            all().map(Entry::weight).sum(),
-            all().filter(|it| it.expires_ms().is_some()).count(),
-        )
+        let sums = (table.keys(), table.bytes(), table.expiries.len());
+        assert_eq!(sums.0, all().count() as u64);
+        assert_eq!(sums.1, all().map(Entry::weight).sum::<u64>());
+        assert_eq!(sums.2, all().filter_map(Entry::expires_ms).count());
+        sums
     }
 
     #[test]
@@ -223,10 +224,7 @@ mod tests {
         ] {
             table.insert(entry("k", value, expires_ms));
             table.insert(entry("other", "x", Some(7)));
-            assert_eq!(
-                (table.keys(), table.bytes(), table.expiries.len()),
-                recount(&table)
-            );
+            sums(&table);
         }
         assert_eq!(table.next_expiry_ms(), Some(7));
         assert_eq!(table.expired(6).count(), 0);
@@ -234,10 +232,7 @@ mod tests {
         assert_eq!(expired, [b"other"]);
         assert!(table.remove(b"absent").is_none());
         assert!(table.remove(b"other").is_some() && table.remove(b"k").is_some());
-        assert_eq!(
-            (table.keys(), table.bytes(), table.expiries.len()),
-            (0, 0, 0)
-        );
+        assert_eq!(sums(&table), (0, 0, 0));
     }
 
     /// A lookup by key must return the last write.
@@ -298,10 +293,9 @@ mod tests {
             table.insert(entry(key, "", None));
         }
         let list = |prefix: &'static str, after: Option<&'static str>| -> Vec<String> {
-            table
-                .range(prefix.as_bytes(), after.map(str::as_bytes))
-                .map(|entry| String::from_utf8(entry.key().to_vec()).unwrap())
-                .collect()
+            let range = table.range(prefix.as_bytes(), after.map(str::as_bytes));
+            let key = |entry: &Entry| String::from_utf8(entry.key().to_vec()).unwrap();
+            range.map(key).collect()
         };
         assert_eq!(list("", None), ["a", "a/1", "a/2", "a0", "b"]);
         assert_eq!(list("a/", None), ["a/1", "a/2"]);

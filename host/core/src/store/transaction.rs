@@ -54,7 +54,6 @@ pub struct Transaction {
     read_set: ReadSet,
     /// Set for a routed policy: it may write only keys that the routes give to it.
     confined: Option<(policy::Digest, Arc<Routes>)>,
-    /// The client's rights to keys.
     rights: Rights,
     /// The first key that the client had no right to.
     denied: Option<(Key, Right)>,
@@ -204,7 +203,6 @@ impl Transaction {
         visible.map(|it| &it.change)
     }
 
-    /// Whether the request begins a watch.
     pub(super) fn begins_watch(&self) -> bool {
         self.watches.iter().any(|(.., on)| *on)
     }
@@ -278,11 +276,8 @@ impl Transaction {
 
     /// Removes a key that has expired. Returns false if it is absent or has not expired.
     pub fn expire(&mut self, key: &[u8]) -> bool {
-        let expired = self
-            .state
-            .table
-            .get(key)
-            .is_some_and(|entry| entry.expired(self.now_ms));
+        let entry = self.state.table.get(key);
+        let expired = entry.is_some_and(|entry| entry.expired(self.now_ms));
         if expired {
             self.stage_removal(key, None, Change::Expired);
         }
@@ -360,7 +355,6 @@ impl Transaction {
         }
     }
 
-    /// Stages a write.
     fn stage(&mut self, write: Write) {
         let (key, hidden) = (write.key(), write.hidden);
         let (mut keys, mut bytes) = self.load;
@@ -500,10 +494,7 @@ mod tests {
         let mut state = Box::<State>::default();
         state.table.insert(entry);
         let quota = Quota {
-            keys_max: 10,
             bytes_max: 100,
-            key_bytes_max: 100,
-            value_bytes_max: 1_000,
             ..Quota::default()
         };
         let mut transaction = Transaction::sweep(state, quota, 10);
@@ -512,10 +503,8 @@ mod tests {
         assert!(transaction.staged().is_empty());
         let (state, ..) = transaction.commit();
         assert_eq!(state.hlc, Hlc::default());
-        assert!(
-            state.table.get(b"k").is_some(),
-            "only a sweep removes it, with a notification"
-        );
+        let kept = state.table.get(b"k").is_some();
+        assert!(kept, "only a sweep removes it, with a notification");
     }
 
     /// Policies are charged for these. Otherwise a page of keys that the client may not read would

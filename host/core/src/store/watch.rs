@@ -6,9 +6,9 @@
 //! recovered after a restart. These events end them:
 //!
 //! * the client's `KEYNOTIFY key STOP` ends one watch;
-//! * [`Event::Undeliverable`](super::Event::Undeliverable) ends the client's watches of a key and
+//! * [`Input::Undeliverable`](crate::Input::Undeliverable) ends the client's watches of a key and
 //!   of its prefixes, because a notification of that key could not be delivered (PUBACK 0x10);
-//! * [`Event::Disconnected`](super::Event::Disconnected) ends all watches of the client: it
+//! * [`Input::Disconnected`](crate::Input::Disconnected) ends all watches of the client: it
 //!   disconnected, or did not renew its watches in time.
 //!
 //! Rules that forbid a client to read a key do not end its watch: it reports nothing meanwhile.
@@ -392,11 +392,6 @@ impl Watches {
     pub fn count_of(&self, key: &[u8]) -> usize {
         let exact = self.by_key.get(key).map_or(0, Watchers::len);
         exact + self.prefixes_of(key).map(Watchers::len).sum::<usize>()
-    }
-
-    /// Whether a watch covers a key, regardless of the rights of its client.
-    pub fn has(&self, key: &[u8]) -> bool {
-        self.by_key.contains_key(key) || self.prefixes_of(key).next().is_some()
     }
 
     /// The memory of all watches in bytes, as `max_watches` limits it.

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::written::{entry, key_ref, read_entry, read_key_ref};
 use super::{read_stamp, stamp};
-use crate::log::codec::{Malformed, Reader, bytes, number};
+use crate::log::codec::{Malformed, Reader, bytes, number, unknown};
 use crate::policy::{Fault, Page, Reached};
 use crate::request::{Delivery, Dialect};
 use crate::store::{
@@ -80,11 +80,7 @@ pub(super) fn read_dialect(reader: &mut Reader<'_>) -> Result<Dialect, Malformed
         0 => Dialect::Sdk,
         1 => Dialect::Documents,
         2 => Dialect::Preview,
-        _ => {
-            return Err(Malformed(
-                "an unknown dialect: use the version of the program that wrote it, or a newer one",
-            ));
-        }
+        _ => return Err(unknown!("dialect")),
     })
 }
 
@@ -185,11 +181,7 @@ fn read_captured(reader: &mut Reader<'_>, entries: bool) -> Result<CapturedReads
                 version: read_stamp(reader)?,
                 complete: kind == 12,
             }),
-            _ => {
-                return Err(Malformed(
-                    "an unknown kind of import result: use the version of the program that wrote it, or a newer one",
-                ));
-            }
+            _ => return Err(unknown!("kind of import result")),
         };
         it.imports.push((call, imported));
     }

@@ -24,6 +24,20 @@ fn with_promoted(count: usize) -> Assignment {
     it
 }
 
+fn canary(policy: Digest) -> Canary {
+    let rule = CanaryRule::Percent(5);
+    Canary { policy, rule }
+}
+
+fn failed(policy: Digest, now_ms: u64) -> RolledBack {
+    RolledBack {
+        policy,
+        why: "it failed".into(),
+        now_ms,
+        canary: false,
+    }
+}
+
 #[test]
 fn promotions_are_rolled_back_one_by_one() {
     let [a, b, c] = ["a", "b", "c"].map(digest);
@@ -35,24 +49,18 @@ fn promotions_are_rolled_back_one_by_one() {
     assert_eq!((it.active, &it.previous[..]), (c, &[b, a, built_in][..]));
     // A policy that is promoted again is listed once.
     let again = it.promote(a).unwrap();
-    assert_eq!(
-        (again.active, &again.previous[..]),
-        (a, &[c, b, built_in][..])
-    );
+    assert_eq!(again.active, a);
+    assert_eq!(again.previous, [c, b, built_in]);
     for before in [b, a, built_in] {
         it = it.rollback().unwrap();
         assert_eq!(it.active, before);
         assert!(!it.previous.contains(&before));
     }
     assert_eq!(it.rollback(), Err(AssignmentError::NothingBefore));
-    assert_eq!(
-        it.promote(digest("d")),
-        Err(AssignmentError::NotLoaded(digest("d")))
-    );
-    assert_eq!(
-        with_promoted(9).previous.len(),
-        limits::PREVIOUS_POLICIES_MAX
-    );
+    let absent = digest("d");
+    assert_eq!(it.promote(absent), Err(AssignmentError::NotLoaded(absent)));
+    let previous = with_promoted(9).previous;
+    assert_eq!(previous.len(), limits::PREVIOUS_POLICIES_MAX);
 }
 
 /// In an earlier version the guard could not stop such a policy.
@@ -82,55 +90,28 @@ fn rollback_without_a_previous_policy_is_to_the_built_in_one() {
 #[test]
 fn promoted_candidate_is_no_longer_a_candidate() {
     let [a, b] = ["a", "b"].map(digest);
-    let shadow = Shadow {
-        policy: a,
-        per_mille: 1000,
-    };
-    let canary = Canary {
-        policy: a,
-        rule: CanaryRule::Percent(5),
-    };
-    let it = with(&["a", "b"]).shadow(Some(shadow)).unwrap();
-    let it = it.canary(Some(canary)).unwrap();
+    let shadow = |policy, per_mille| Some(Shadow { policy, per_mille });
+    let it = with(&["a", "b"]).shadow(shadow(a, 1000)).unwrap();
+    let it = it.canary(Some(canary(a))).unwrap();
     assert_eq!(it.roles(&a), [Role::Shadow, Role::Canary]);
     let promoted = it.promote(a).unwrap();
     assert_eq!(promoted.roles(&a), [Role::Active]);
     // Candidates keep their roles when another policy is promoted.
     let other = it.promote(b).unwrap();
     assert_eq!(other.roles(&a), [Role::Shadow, Role::Canary]);
-    assert_eq!(
-        other.shadow(Some(Shadow {
-            policy: b,
-            per_mille: 1
-        })),
-        Err(AssignmentError::Active(b))
-    );
-    assert!(
-        it.shadow(Some(Shadow {
-            per_mille: 1001,
-            ..shadow
-        }))
-        .is_err()
-    );
+    let active = Err(AssignmentError::Active(b));
+    assert_eq!(other.shadow(shadow(b, 1)), active);
+    assert!(it.shadow(shadow(a, 1001)).is_err());
     let rule = |rule| it.canary(Some(Canary { policy: a, rule }));
-    assert_eq!(rule(CanaryRule::Percent(0)), Err(AssignmentError::Percent));
-    assert_eq!(
-        rule(CanaryRule::Percent(101)),
-        Err(AssignmentError::Percent)
-    );
-    assert_eq!(
-        rule(CanaryRule::Keys(String::new())),
-        Err(AssignmentError::Pattern)
-    );
+    for percent in [0, 101] {
+        let refused = rule(CanaryRule::Percent(percent));
+        assert_eq!(refused, Err(AssignmentError::Percent));
+    }
     let long = "*".repeat(limits::CANARY_PATTERN_BYTES_MAX + 1);
-    assert_eq!(
-        rule(CanaryRule::Clients(long)),
-        Err(AssignmentError::Pattern)
-    );
-    // Rules refuse such patterns too.
-    for open in ["[", "a[b", "[a-]b[!c"] {
+    // Rules refuse unclosed brackets too.
+    for pattern in ["", &long, "[", "a[b", "[a-]b[!c"] {
         for of in [CanaryRule::Keys, CanaryRule::Clients] {
-            assert_eq!(rule(of(open.into())), Err(AssignmentError::Pattern));
+            assert_eq!(rule(of(pattern.into())), Err(AssignmentError::Pattern));
         }
     }
     assert!(rule(CanaryRule::Keys("\\[[a-z]".into())).is_ok());
@@ -200,11 +181,7 @@ fn guard_decision_is_kept_until_its_policy_is_active_again() {
     let it = it.rollback().unwrap();
     assert_eq!(why(&it, a).as_deref(), Some("it failed"));
     // A decision about another policy adds to it.
-    let canary = Canary {
-        policy: c,
-        rule: CanaryRule::Percent(5),
-    };
-    let it = it.canary(Some(canary.clone())).unwrap();
+    let it = it.canary(Some(canary(c))).unwrap();
     let it = it.end_canary_for("it trapped".into(), 8).unwrap();
     assert_eq!(it.guard.as_ref().unwrap().policy, c);
     assert_eq!(why(&it, a).as_deref(), Some("it failed"));
@@ -216,7 +193,7 @@ fn guard_decision_is_kept_until_its_policy_is_active_again() {
     assert_eq!(json["guard_before"][0].get("canary"), None);
     assert_eq!(serde_json::from_value::<Assignment>(json).unwrap(), it);
     // A second one about the same policy replaces it.
-    let again = it.canary(Some(canary)).unwrap();
+    let again = it.canary(Some(canary(c))).unwrap();
     let again = again.end_canary_for("it trapped again".into(), 9).unwrap();
     assert_eq!(again.guard_before, it.guard_before);
     assert_eq!(why(&again, c).as_deref(), Some("it trapped again"));
@@ -240,31 +217,20 @@ fn guard_does_not_return_to_a_policy_that_it_stopped() {
     for next in [good, evil, worse] {
         it = it.promote(next).unwrap();
     }
-    let canary = Canary {
-        policy: evil,
-        rule: CanaryRule::Percent(5),
-    };
-    let it = it.canary(Some(canary)).unwrap();
+    let it = it.canary(Some(canary(evil))).unwrap();
     let it = it.end_canary_for("it trapped".into(), 8).unwrap();
     // The operator may still return to it.
     assert_eq!((it.before(), it.fallback()), (Some(evil), Some(good)));
     assert_eq!(it.rollback().unwrap().decision(evil), None);
     let back = it.roll_back_for("it failed".into(), 9).unwrap();
-    assert_eq!(
-        (back.active, &back.previous[..]),
-        (good, &[digest("built-in")][..])
-    );
+    assert_eq!(back.active, good);
+    assert_eq!(back.previous, [digest("built-in")]);
     for bad in [evil, worse] {
         assert!(back.decision(bad).is_some());
     }
     // The built-in policy is the last resort, and the decision about it stays.
     let mut last = it.without(good);
-    last.decide(RolledBack {
-        policy: last.built_in,
-        why: "it failed".into(),
-        now_ms: 8,
-        canary: false,
-    });
+    last.decide(failed(last.built_in, 8));
     let last = last.roll_back_for("it failed".into(), 9).unwrap();
     assert_eq!((last.active, last.previous.len()), (last.built_in, 0));
     assert!(last.decision(last.built_in).is_some());
@@ -283,10 +249,8 @@ fn delivered_files_are_bounded() {
         it = it.deliver(delivered(n)).deliver(delivered(n));
     }
     assert_eq!(it.delivered.len(), limits::DELIVERED_FILES_MAX);
-    assert!(
-        it.delivered
-            .contains(&delivered(limits::DELIVERED_FILES_MAX))
-    );
+    let oldest = delivered(limits::DELIVERED_FILES_MAX);
+    assert!(it.delivered.contains(&oldest));
     let version = |n: usize| Delivered {
         file: "often.wasm".into(),
         policy: Digest::of(&n.to_le_bytes()),
@@ -295,11 +259,9 @@ fn delivered_files_are_bounded() {
         it = it.deliver(version(n));
     }
     let last = 2 * limits::DELIVERED_FILES_MAX - 1;
-    assert!(
-        [delivered(last), version(last)]
-            .iter()
-            .all(|file| it.delivered.contains(file))
-    );
+    for file in [delivered(last), version(last)] {
+        assert!(it.delivered.contains(&file), "{file:?}");
+    }
     assert_eq!(it.delivered.len(), limits::DELIVERED_FILES_MAX);
     let json = serde_json::to_string(&it).unwrap();
     assert_eq!(serde_json::from_str::<Assignment>(&json).unwrap(), it);
@@ -309,12 +271,7 @@ fn delivered_files_are_bounded() {
 fn guard_decisions_are_bounded() {
     let mut it = with(&[]);
     for n in 0..2 * limits::GUARD_DECISIONS_MAX as u64 {
-        it.decide(RolledBack {
-            policy: digest(&n.to_string()),
-            why: "it failed".into(),
-            now_ms: n,
-            canary: false,
-        });
+        it.decide(failed(digest(&n.to_string()), n));
     }
     assert_eq!(it.guard_before.len() + 1, limits::GUARD_DECISIONS_MAX);
     assert_eq!(it.guard.unwrap().now_ms, it.guard_before[0].now_ms + 1);

@@ -229,41 +229,42 @@ impl Answer {
     }
 }
 
+/// The policies of remembered requests, with a count each. There are few, so slots refer to them by
+/// index.
+#[derive(Default)]
+pub(super) struct Policies(pub(super) Vec<(blake3::Hash, usize)>);
+
+impl Policies {
+    /// Counts a request of a policy and returns the index of the policy.
+    pub(super) fn add(&mut self, policy: blake3::Hash) -> u32 {
+        let all = &mut self.0;
+        let at = all.iter().position(|(it, _)| *it == policy);
+        // Reuses the index of a policy that has no requests left.
+        let at = at.or_else(|| all.iter().position(|(_, count)| *count == 0));
+        let at = at.unwrap_or_else(|| {
+            all.push((policy, 0));
+            all.len() - 1
+        });
+        all[at].0 = policy;
+        all[at].1 += 1;
+        u32::try_from(at)
+            .expect("every policy here has a remembered request, and those fit into memory")
+    }
+
+    pub(super) fn remove(&mut self, number: u32) {
+        self.0[number as usize].1 -= 1;
+    }
+
+    pub(super) fn digest(&self, number: u32) -> blake3::Hash {
+        self.0[number as usize].0
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::tests::remembered;
     use super::*;
     use crate::limits;
-
-    fn remembered(captured: Option<CapturedReads>, payload: StoredPayload) -> Remembered {
-        Remembered {
-            number: 5,
-            delivery: Delivery {
-                session: SessionId(6),
-                connection: ConnectionId(7),
-                packet_id: 8,
-                dup: false,
-            },
-            turn: 9,
-            identity: [10; 16],
-            until_ms: 11,
-            context: Context {
-                now_ms: 12,
-                clock: Stamp {
-                    wall: 13,
-                    counter: 14,
-                },
-                dialect: Dialect::Documents,
-                policy: blake3::hash(b"policy"),
-            },
-            captured,
-            outcome: Outcome {
-                payload,
-                version: None,
-                command: None,
-                put: false,
-            },
-        }
-    }
 
     fn check_round_trip(it: &Remembered) {
         let slot = Slot::new(it, true, 3, NonZeroU64::new(4));
@@ -311,10 +312,8 @@ mod tests {
     #[test]
     fn outcomes_survive_a_round_trip() {
         for len in [0, 5, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 300] {
-            check_round_trip(&remembered(
-                None,
-                StoredPayload::Whole(vec![b'x'; len].into()),
-            ));
+            let payload = StoredPayload::Whole(vec![b'x'; len].into());
+            check_round_trip(&remembered(None, payload));
         }
         let mut it = remembered(None, StoredPayload::Digest(blake3::hash(b"answer")));
         it.outcome.version = Some(Stamp {

@@ -3,12 +3,10 @@
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 
-use bytes::Bytes;
-
 use super::*;
 use crate::clock::Stamp;
 use crate::request::Dialect;
-use crate::store::{Context, Outcome, StoredPayload};
+use crate::store::{CapturedReads, Context, Outcome, StoredPayload};
 
 const RETENTION: Retention = Retention {
     window_ms: 60_000,
@@ -23,6 +21,33 @@ fn delivery(session: u64, connection: u64, packet_id: u16, dup: bool) -> Deliver
         connection: ConnectionId(connection),
         packet_id,
         dup,
+    }
+}
+
+/// A request whose numbers all differ.
+pub(super) fn remembered(captured: Option<CapturedReads>, payload: StoredPayload) -> Remembered {
+    Remembered {
+        number: 5,
+        delivery: delivery(6, 7, 8, false),
+        turn: 9,
+        identity: [10; 16],
+        until_ms: 11,
+        context: Context {
+            now_ms: 12,
+            clock: Stamp {
+                wall: 13,
+                counter: 14,
+            },
+            dialect: Dialect::Documents,
+            policy: blake3::hash(b"policy"),
+        },
+        captured,
+        outcome: Outcome {
+            payload,
+            version: None,
+            command: None,
+            put: false,
+        },
     }
 }
 
@@ -43,27 +68,12 @@ fn remember(
     all.arrive(&from);
     let turn = all.next_turn(from.session);
     let number = all.next_number();
-    let remembered = Remembered {
-        number,
-        delivery: from,
-        turn,
-        identity: [identity; 16],
-        until_ms: now_ms + 60_000,
-        context: Context {
-            now_ms,
-            clock: Stamp::default(),
-            dialect: Dialect::Sdk,
-            policy: blake3::Hash::from_bytes([identity / 100; 32]),
-        },
-        captured: None,
-        outcome: Outcome {
-            payload: StoredPayload::Whole(Bytes::from_static(b"+OK\r\n")),
-            version: None,
-            command: None,
-            put: true,
-        },
-    };
-    all.insert(&remembered, recorded);
+    let mut it = remembered(None, StoredPayload::Whole("+OK\r\n".into()));
+    (it.number, it.delivery, it.turn) = (number, from, turn);
+    it.identity = [identity; 16];
+    (it.context.now_ms, it.until_ms) = (now_ms, now_ms + 60_000);
+    it.context.policy = blake3::Hash::from_bytes([identity / 100; 32]);
+    all.insert(&it, recorded);
     all.evict(from.session, now_ms);
     number
 }
@@ -162,11 +172,8 @@ fn lookup_ends_after_the_last_requests_of_the_session() {
     let other = answer(&mut all, delivery(1, 1, 7_000, false), 8, 0);
     let first = other + 1;
     for n in 0..100_000u32 {
-        let packet_id = if n == 0 {
-            6_000
-        } else {
-            1 + (n % 5_000) as u16
-        };
+        let repeated = 1 + (n % 5_000) as u16;
+        let packet_id = if n == 0 { 6_000 } else { repeated };
         answer(&mut all, delivery(1, 1, packet_id, false), 9, 0);
     }
     let newest = first + 99_999;
@@ -293,11 +300,8 @@ fn largest_session_is_evicted_first() {
     }
     assert!(all.evicted() > 0 && all.bytes() <= 2 * retention.bytes_max);
     for packet_id in 1..=3u8 {
-        let again = delivery(1, 1, packet_id.into(), true);
-        assert!(
-            found(&all, again, packet_id).is_some(),
-            "packet {packet_id}"
-        );
+        let kept = found(&all, delivery(1, 1, packet_id.into(), true), packet_id);
+        assert!(kept.is_some(), "packet {packet_id}");
     }
 }
 
@@ -390,10 +394,8 @@ fn count_and_bytes_stay_bounded_and_consistent() {
         assert!(all.bytes() <= 2 * RETENTION.bytes_max + 1_000);
         assert!(all.window.len() as u64 <= RETENTION.count_max);
     }
-    assert!(
-        all.evicted() > 0,
-        "500 sessions cannot retain 3 requests each here"
-    );
+    let evicted = all.evicted();
+    assert!(evicted > 0, "500 sessions cannot retain 3 requests each");
     let recount: u64 = all.range(0).map(|it| it.cost_bytes()).sum();
     assert_eq!(all.bytes(), recount);
     let by = |policy| all.range(0).filter(move |it| it.context.policy == policy);

@@ -195,19 +195,18 @@ impl Host for Transaction {
     }
 
     fn unfollow(&mut self, scope: policy::Scope, key: &[u8]) -> Result<bool, Denial> {
-        match self.read_set.next_import(ImportKind::Unwatch) {
-            NextImport::Recorded(Imported::Unwatched(watched)) => {
-                if watched {
-                    self.watches
-                        .push((scope.into(), Bytes::copy_from_slice(key), false));
-                }
-                return Ok(watched);
-            }
-            NextImport::Recorded(_) | NextImport::Unknown => return Err(DIVERGED),
-            NextImport::Live => {}
+        let scope = Scope::from(scope);
+        let recorded = |it: Imported| match it {
+            Imported::Unwatched(watched) => Some(watched),
+            _ => None,
+        };
+        let watched = self.import(ImportKind::Unwatch, recorded, Imported::Unwatched, |it| {
+            it.may_unwatch(scope, key)
+        })?;
+        if watched {
+            self.watches
+                .push((scope, Bytes::copy_from_slice(key), false));
         }
-        let watched = self.stage_unwatch(scope.into(), key)?;
-        self.read_set.imported(|| Imported::Unwatched(watched));
         Ok(watched)
     }
 
@@ -320,7 +319,6 @@ impl Transaction {
         Ok(())
     }
 
-    /// Checks the length of a key.
     pub(super) fn check_key(&mut self, key: &[u8]) -> Result<(), Denial> {
         if key.is_empty() {
             return Err(other("the key length is zero".into()));

@@ -36,7 +36,6 @@ impl Transaction {
         }
     }
 
-    /// Stages the beginning of a watch.
     pub(super) fn stage_watch(&mut self, scope: Scope, key: &[u8]) -> Result<(), Denial> {
         match scope {
             Scope::Key => self.check_key(key)?,
@@ -129,8 +128,8 @@ impl Transaction {
         Ok(reached)
     }
 
-    /// Stages the end of a watch. Returns false if there is none.
-    pub(super) fn stage_unwatch(&mut self, scope: Scope, key: &[u8]) -> Result<bool, Denial> {
+    /// Whether there is a watch whose end can be staged.
+    pub(super) fn may_unwatch(&self, scope: Scope, key: &[u8]) -> Result<bool, Denial> {
         let Some(origin) = &self.origin else {
             return Ok(false);
         };
@@ -139,12 +138,8 @@ impl Transaction {
             Some((.., on)) => *on,
             None => self.state.watches.contains(scope, key, &origin.peer),
         };
-        if watched {
-            if self.watches.len() >= limits::STAGED_WATCHES_MAX {
-                return Err(Denial::Violation("more watches than one request may stage"));
-            }
-            self.watches
-                .push((scope, Bytes::copy_from_slice(key), false));
+        if watched && self.watches.len() >= limits::STAGED_WATCHES_MAX {
+            return Err(Denial::Violation("more watches than one request may stage"));
         }
         Ok(watched)
     }
@@ -167,6 +162,13 @@ mod tests {
 
     fn put(it: &mut Transaction, key: &[u8]) -> Stamp {
         it.put_plain(key, b"v").unwrap()
+    }
+
+    const PREFIX: policy::Scope = policy::Scope::Prefix;
+
+    fn complete(version: Stamp) -> Reached {
+        let complete = true;
+        Reached { version, complete }
     }
 
     fn versions_of_missed(it: &mut Transaction) -> Vec<Stamp> {
@@ -201,7 +203,7 @@ mod tests {
             (state, ..) = it.commit();
         }
         let mut unknown = begin(state, "");
-        let refused = unknown.follow_since(policy::Scope::Prefix, b"", Stamp::default());
+        let refused = unknown.follow_since(PREFIX, b"", Stamp::default());
         assert!(matches!(refused, Err(Denial::Fault(Fault::Denied))));
         assert!(versions_of_missed(&mut unknown).is_empty());
     }
@@ -212,8 +214,7 @@ mod tests {
     fn watch_begins_after_the_staged_changes() {
         let mut it = begin(Box::default(), "a");
         let first = put(&mut it, b"k/1");
-        let (scope, prefix) = (policy::Scope::Prefix, b"k/");
-        assert_eq!(it.follow(scope, prefix).unwrap(), first);
+        assert_eq!(it.follow(PREFIX, b"k/").unwrap(), first);
         assert!(put(&mut it, b"k/2") > first);
         let watches = &it.state().watches;
         assert!(watches.is_empty(), "no recipient of the changes");
@@ -225,19 +226,14 @@ mod tests {
         let mut it = begin(Box::default(), "a");
         let committed = put(&mut it, b"k/1");
         let (state, ..) = it.commit();
-        let complete = |version| Reached {
-            version,
-            complete: true,
-        };
-        let scope = policy::Scope::Prefix;
         let mut it = begin(state, "a");
         put(&mut it, b"other");
         let staged = put(&mut it, b"k/2");
-        let reached = it.follow_since(scope, b"k/", Stamp::default()).unwrap();
+        let reached = it.follow_since(PREFIX, b"k/", Stamp::default()).unwrap();
         assert_eq!(reached, complete(staged));
         assert_eq!(versions_of_missed(&mut it), [committed, staged]);
         // The version of a staged change is one of the store, too.
-        let reached = it.follow_since(scope, b"", staged).unwrap();
+        let reached = it.follow_since(PREFIX, b"", staged).unwrap();
         assert_eq!(reached, complete(staged));
         assert!(versions_of_missed(&mut it).is_empty());
     }
@@ -250,12 +246,12 @@ mod tests {
         let mut it = begin(state, "a");
         it.head(b"hidden", policy::Access::Hidden).unwrap();
         put(&mut it, b"hidden");
-        let scope = policy::Scope::Prefix;
-        let version = it.follow(scope, b"").unwrap();
+        let version = it.follow(PREFIX, b"").unwrap();
         let (state, ..) = it.commit();
-        let mut it = begin(state, "a");
-        let reached = it.follow_since(scope, b"", version).unwrap();
-        assert_eq!((reached.version, reached.complete), (version, true));
+        let reached = begin(state, "a")
+            .follow_since(PREFIX, b"", version)
+            .unwrap();
+        assert_eq!(reached, complete(version));
     }
 
     /// Regression: one request compared all changes of long keys with all patterns.
@@ -278,8 +274,7 @@ mod tests {
         };
         for part in keys.chunks(at_once) {
             assert!(!reached.complete, "{reached:?}");
-            let prefix = policy::Scope::Prefix;
-            reached = it.follow_since(prefix, b"", reached.version).unwrap();
+            reached = it.follow_since(PREFIX, b"", reached.version).unwrap();
             assert!(versions_of_missed(&mut it).is_empty(), "it may read none");
             assert_eq!(compared.swap(0, Ordering::Relaxed), part.len());
         }
@@ -291,11 +286,8 @@ mod tests {
     fn version_before_a_staged_change_that_the_store_never_had_is_refused() {
         let mut it = begin(Box::default(), "a");
         let staged = put(&mut it, b"k");
-        let revoked = Stamp {
-            wall: staged.wall - 1,
-            counter: 0,
-        };
-        let refused = it.follow_since(policy::Scope::Prefix, b"k", revoked);
+        let (wall, counter) = (staged.wall - 1, 0);
+        let refused = it.follow_since(PREFIX, b"k", Stamp { wall, counter });
         assert!(refused.is_err(), "{refused:?}");
     }
 }
