@@ -1,6 +1,7 @@
 //! Calls by operators and by a host outside the log: each call is repeated at the next server for a
 //! bounded time, and then reported.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -71,16 +72,18 @@ pub enum ClusterError {
     Input(String),
 }
 
-/// The engine, as seen by one task outside the log.
-#[derive(Debug)]
-pub(crate) struct Access<'a> {
-    pub(crate) engine: &'a dyn Engine,
-    pub(crate) clock: &'a dyn Clock,
+/// A cluster in its engine, for operators and for the tasks of a host outside the log.
+#[derive(Clone, Debug)]
+pub struct Access {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) keys: Keys,
 }
 
-impl<'a> Access<'a> {
-    pub(crate) fn new(engine: &'a dyn Engine, clock: &'a dyn Clock, cluster: &str) -> Self {
+impl Access {
+    /// The cluster with this name, which may not exist.
+    #[must_use]
+    pub fn new(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, cluster: &str) -> Self {
         Self {
             engine,
             clock,
@@ -100,7 +103,7 @@ impl<'a> Access<'a> {
         let (mut attempts, mut refusals) = (0, 0);
         loop {
             attempts += 1;
-            let error = match attempt(self.engine, self.clock, limit, call()).await {
+            let error = match attempt(&*self.engine, &*self.clock, limit, call()).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };

@@ -7,11 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::access::{Access, ClusterError, delete, put};
-use crate::clock::Clock;
-use crate::engine::{Engine, EngineError, Status};
+use crate::engine::{EngineError, Status};
 use crate::head::{Head, LOG_FORMAT};
 use crate::host::RETRY;
-use crate::presence::{self, MemberEntry, MemberInfo};
+use crate::presence::{MemberEntry, MemberInfo, members};
 use crate::{limits, space};
 
 /// How bad a finding is.
@@ -94,11 +93,16 @@ impl Report {
     }
 
     fn add(&mut self, severity: Severity, measured: String, advice: &str) {
-        let advice = match severity {
-            Severity::Good => "",
-            _ => advice,
-        };
         self.findings.push(Finding::new(severity, measured, advice));
+    }
+
+    /// Adds a warning if there is advice, or else a good finding.
+    fn advise(&mut self, measured: String, advice: &str) {
+        let severity = match advice {
+            "" => Severity::Good,
+            _ => Severity::Warning,
+        };
+        self.add(severity, measured, advice);
     }
 
     fn failed(&mut self, error: &ClusterError) {
@@ -122,18 +126,11 @@ impl Report {
 ///
 /// `now_ms` is the wall clock of this host in milliseconds since 1970, right now. `quota_bytes` is
 /// the quota that the hosts assume; a server of etcd 3.6 or later reports its own.
-pub async fn check(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
-    now_ms: u64,
-    quota_bytes: u64,
-) -> Report {
-    let access = Access::new(engine, clock, cluster);
-    let began = clock.now();
-    let wall_ms = || now_ms + (clock.now() - began).as_millis() as u64;
+pub async fn check(access: &Access, now_ms: u64, quota_bytes: u64) -> Report {
+    let began = access.clock.now();
+    let wall_ms = || now_ms + (access.clock.now() - began).as_millis() as u64;
     let mut report = Report::default();
-    if let Ok(findings) = engine.examine().await {
+    if let Ok(findings) = access.engine.examine().await {
         report.findings.extend(findings);
     }
     let status = match access.status().await {
@@ -160,12 +157,12 @@ pub async fn check(
         report.failed(error);
         return report;
     }
-    let commits = check_commits(&mut report, &access).await;
+    let commits = check_commits(&mut report, access).await;
     let wall = (from_ms, wall_ms);
-    if let Err(error) = check_head(&mut report, &access, before, commits, wall).await {
+    if let Err(error) = check_head(&mut report, access, before, commits, wall).await {
         report.failed(&error);
     }
-    match presence::list(&access).await {
+    match members(access).await {
         Ok(members) => check_members(&mut report, &members),
         Err(error) => report.failed(&error),
     }
@@ -173,22 +170,13 @@ pub async fn check(
 }
 
 fn check_voters(report: &mut Report, status: &Status) {
-    let (severity, advice) = match status.voters {
-        0..=2 => (
-            Severity::Warning,
-            "use three voters: with fewer the loss of one machine stops the cluster",
-        ),
-        voters if voters % 2 == 0 => (
-            Severity::Warning,
-            "use an odd number: the last voter adds cost but no safety",
-        ),
-        _ => (Severity::Good, ""),
+    let advice = match status.voters {
+        0..=2 => "use three voters: with fewer the loss of one machine stops the cluster",
+        voters if voters % 2 == 0 => "use an odd number: the last voter adds cost but no safety",
+        _ => "",
     };
-    report.add(
-        severity,
-        format!("the number of voters of etcd is {}", status.voters),
-        advice,
-    );
+    let measured = format!("the number of voters of etcd is {}", status.voters);
+    report.advise(measured, advice);
 }
 
 /// Judges the use of the quota as the leader does, if there is a snapshot: its size says how much
@@ -223,30 +211,20 @@ fn check_quota(
         Some(next) => (!has_room(next, 0), !has_room(next, next)),
         None => (status.bytes >= room, false),
     };
-    let (severity, advice) = if is_full {
-        (
-            Severity::Failure,
-            "the hosts accept only removals: raise etcd's --quota-backend-bytes",
-        )
-    } else if status.file_bytes >= room && status.bytes < room {
-        (
-            Severity::Warning,
-            "run `etcdctl defrag` on one server after another, since etcd counts free pages",
-        )
+    if is_full {
+        let advice = "the hosts accept only removals: raise etcd's --quota-backend-bytes";
+        return report.add(Severity::Failure, measured, advice);
+    }
+    let advice = if status.file_bytes >= room && status.bytes < room {
+        "run `etcdctl defrag` on one server after another, since etcd counts free pages"
     } else if is_half_full || status.bytes >= room / 2 {
-        (
-            Severity::Warning,
-            "raise etcd's --quota-backend-bytes before the state doubles",
-        )
+        "raise etcd's --quota-backend-bytes before the state doubles"
     } else if quota < limits::QUOTA_BYTES_ADVISED {
-        (
-            Severity::Warning,
-            "raise etcd's --quota-backend-bytes to 1 GiB or more: under load, writes are refused for seconds until etcd has removed the log before a snapshot",
-        )
+        "raise etcd's --quota-backend-bytes to 1 GiB or more: under load, writes are refused for seconds until etcd has removed the log before a snapshot"
     } else {
-        (Severity::Good, "")
+        ""
     };
-    report.add(severity, measured, advice);
+    report.advise(measured, advice);
 }
 
 fn check_alarms(report: &mut Report, status: &Status) {
@@ -262,7 +240,7 @@ fn check_alarms(report: &mut Report, status: &Status) {
 }
 
 /// Measures commits on a key of their own. Returns false if there can be none.
-async fn check_commits(report: &mut Report, access: &Access<'_>) -> bool {
+async fn check_commits(report: &mut Report, access: &Access) -> bool {
     let key = access.keys.check();
     let mut times = Vec::with_capacity(limits::CHECK_WRITES);
     for number in 0..limits::CHECK_WRITES {
@@ -284,20 +262,17 @@ async fn check_commits(report: &mut Report, access: &Access<'_>) -> bool {
     let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
     let is_slow = median > limits::CHECK_MEDIAN || worst > limits::CHECK_WORST;
     let millis = |it: Duration| it.as_secs_f64() * 1e3;
-    report.add(
-        if is_slow {
-            Severity::Warning
-        } else {
-            Severity::Good
-        },
-        format!(
-            "{} commits took {:.1} ms in the median and {:.1} ms at most",
-            times.len(),
-            millis(median),
-            millis(worst)
-        ),
-        "give etcd an SSD of its own and a network with less latency",
+    let measured = format!(
+        "{} commits took {:.1} ms in the median and {:.1} ms at most",
+        times.len(),
+        millis(median),
+        millis(worst)
     );
+    let advice = match is_slow {
+        true => "give etcd an SSD of its own and a network with less latency",
+        false => "",
+    };
+    report.advise(measured, advice);
     true
 }
 
@@ -306,7 +281,7 @@ async fn check_commits(report: &mut Report, access: &Access<'_>) -> bool {
 /// `commits`.
 async fn check_head(
     report: &mut Report,
-    access: &Access<'_>,
+    access: &Access,
     before: Result<Head, ClusterError>,
     commits: bool,
     (from_ms, wall_ms): (u64, impl Fn() -> u64),
@@ -324,7 +299,7 @@ async fn check_head(
 
 /// Asks the leader of this head for a change of it, as a follower does that suspects the leader. A
 /// leader that handed over is not asked.
-async fn ask_for_sign_of_life(access: &Access<'_>, head: &Head) -> Result<(), ClusterError> {
+async fn ask_for_sign_of_life(access: &Access, head: &Head) -> Result<(), ClusterError> {
     if head.released {
         return Ok(());
     }
@@ -335,11 +310,7 @@ async fn ask_for_sign_of_life(access: &Access<'_>, head: &Head) -> Result<(), Cl
 
 /// Reads the head. Waits for another one than `before` if its leader was asked for that, and for
 /// another leader after a handover.
-async fn next_head(
-    access: &Access<'_>,
-    before: &Head,
-    was_asked: bool,
-) -> Result<Head, ClusterError> {
+async fn next_head(access: &Access, before: &Head, was_asked: bool) -> Result<Head, ClusterError> {
     let began = access.clock.now();
     loop {
         let head = access.head().await?;
@@ -359,12 +330,11 @@ fn check_leader(report: &mut Report, before: Option<&Head>, head: &Head) {
     if head.leader.is_empty() {
         let measured = "the cluster has no leader yet".to_owned();
         report.add(Severity::Warning, measured, "start a host");
-    } else if let Some(host) = head.successor() {
-        let measured = format!("{host} is to lead next and has not taken over");
-        let advice = "start a host that has every policy";
-        report.add(Severity::Failure, measured, advice);
     } else if head.released {
-        let measured = format!("{} has handed over and no host has taken over", head.leader);
+        let measured = match head.successor() {
+            Some(host) => format!("{host} is to lead next and has not taken over"),
+            None => format!("{} has handed over and no host has taken over", head.leader),
+        };
         let advice = "start a host that has every policy";
         report.add(Severity::Failure, measured, advice);
     } else if before.is_none() {
@@ -409,12 +379,11 @@ fn check_clock(report: &mut Report, before: &Head, after: &Head, (from_ms, until
         (0, behind) => format!("this host's clock is at least {behind} ms ahead of the leader's"),
         (ahead, _) => format!("this host's clock is at least {ahead} ms behind the leader's"),
     };
-    let severity = if ahead_ms.max(behind_ms) > limits::CLOCK_OFFSET_MS_MAX {
-        Severity::Warning
-    } else {
-        Severity::Good
+    let advice = match ahead_ms.max(behind_ms) > limits::CLOCK_OFFSET_MS_MAX {
+        true => "synchronize both clocks with NTP",
+        false => "",
     };
-    report.add(severity, measured, "synchronize both clocks with NTP");
+    report.advise(measured, advice);
 }
 
 fn check_members(report: &mut Report, members: &[MemberEntry]) {

@@ -7,14 +7,14 @@
 //! other pieces. If a piece cannot be written, the pieces before it are deleted. They must never be
 //! deleted after the head was sent: it may be written later, and then names them.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use statehouse_protocol::LogPosition;
 
 use crate::access::{Access, ClusterError, decode_head};
-use crate::clock::Clock;
 use crate::engine::{Condition, Engine, EngineError, KeyRange, Outcome, Transaction, Value};
 use crate::head::{Head, Id, SnapshotInfo};
 use crate::keys::Keys;
+use crate::pieces::Cutter;
 use crate::{limits, space};
 
 /// The key that all hosts of a cluster share. They authenticate streams with it that they pass to
@@ -80,13 +80,10 @@ pub async fn create(
 /// an engine that reports its own quota overrides it. Fails with [`ClusterError::Limit`] if there
 /// is too little room.
 pub async fn check_room(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
+    access: &Access,
     (snapshot_bytes, module_bytes): (u64, u64),
     quota_bytes: u64,
 ) -> Result<(), ClusterError> {
-    let access = Access::new(engine, clock, cluster);
     let status = access.status().await?;
     let quota = status.quota_bytes.unwrap_or(quota_bytes);
     // The next snapshot is written beside the first one.
@@ -107,28 +104,17 @@ pub async fn check_room(
 /// [`ClusterError::Input`] if the state cannot be captured, and with [`ClusterError::Limit`] if it
 /// has too many pieces; [`check_room`] says before whether the engine has room. If it fails before
 /// the creation was sent, nothing of the state remains in the engine, unless that does not answer.
-pub async fn create_from<B>(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
-    state: FirstState<B>,
-) -> Result<bool, ClusterError>
+pub async fn create_from<B>(access: &Access, state: FirstState<B>) -> Result<bool, ClusterError>
 where
     B: FnMut(&mut Vec<u8>) -> Result<bool, String>,
 {
-    let access = Access::new(engine, clock, cluster);
     let keys = &access.keys;
     let mut head = first_head(&state)?;
-    let mut pieces = Pieces {
-        next_block: state.next_block,
-        is_complete: false,
-        buffer: BytesMut::new(),
-        hasher: blake3::Hasher::new(),
-    };
+    let (mut cutter, mut next_block) = (Cutter::default(), state.next_block);
     let secret = Secret::random().map_err(ClusterError::Input)?;
     let mut info = SnapshotInfo::begun(&head, head.position);
     let own = keys.snapshots(info.id, info.id + 1);
-    match write_pieces(&access, &mut pieces, &mut info).await {
+    match write_pieces(access, &mut cutter, &mut next_block, &mut info).await {
         Ok(None) => {}
         Ok(Some(value)) => return created_by(&value, state.id),
         Err(error) => {
@@ -139,18 +125,12 @@ where
             return Err(error);
         }
     }
-    info.hash = *pieces.hasher.finalize().as_bytes();
+    info.hash = cutter.hash();
     head.snapshot = Some(info);
     let others = keys.all_snapshots();
     let deletes = vec![
-        KeyRange {
-            from: others.from,
-            to: own.from,
-        },
-        KeyRange {
-            from: own.to,
-            to: others.to,
-        },
+        KeyRange::new(others.from, own.from),
+        KeyRange::new(own.to, others.to),
     ];
     let creation = creation(keys, &head, &secret, deletes);
     match access.transact("creating the cluster", &creation).await? {
@@ -161,14 +141,20 @@ where
 
 /// Writes the pieces, and counts them and their bytes. Returns the head if a cluster exists.
 async fn write_pieces<B>(
-    access: &Access<'_>,
-    pieces: &mut Pieces<B>,
+    access: &Access,
+    cutter: &mut Cutter,
+    next_block: &mut B,
     info: &mut SnapshotInfo,
 ) -> Result<Option<Value>, ClusterError>
 where
     B: FnMut(&mut Vec<u8>) -> Result<bool, String>,
 {
-    while let Some(piece) = pieces.next().map_err(ClusterError::Input)? {
+    loop {
+        let filled = cutter.fill(limits::PIECE_BYTES_MAX, &mut *next_block);
+        filled.map_err(ClusterError::Input)?;
+        let Some(piece) = cutter.cut(limits::PIECE_BYTES_MAX) else {
+            return Ok(None);
+        };
         if info.pieces == limits::SNAPSHOT_PIECES_MAX {
             return Err(ClusterError::Limit {
                 what: "the number of pieces of the snapshot",
@@ -186,22 +172,16 @@ where
             return Ok(Some(value));
         }
     }
-    Ok(None)
 }
 
 /// Reads the id and the secret of a cluster. Fails with [`ClusterError::NotCreated`] or
 /// [`ClusterError::NoSecret`] if it does not exist.
-pub async fn identity(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
-) -> Result<(Id, Secret), ClusterError> {
-    let access = Access::new(engine, clock, cluster);
+pub async fn identity(access: &Access) -> Result<(Id, Secret), ClusterError> {
     // A cluster without a head has no secret either, and the first error says what to do.
     let id = access.head().await?.cluster;
-    let key = access.keys.secret();
-    let secret = access.get("reading the secret", &key).await?;
-    let bytes = secret.ok_or_else(|| ClusterError::NoSecret(cluster.to_owned()))?;
+    let keys = &access.keys;
+    let secret = access.get("reading the secret", &keys.secret()).await?;
+    let bytes = secret.ok_or_else(|| ClusterError::NoSecret(keys.cluster().to_owned()))?;
     let bytes = <[u8; 32]>::try_from(&bytes[..]).map_err(|_| ClusterError::Malformed {
         what: "the secret of the cluster",
         error: crate::codec::Malformed::Damaged("it does not have 32 bytes"),
@@ -254,44 +234,4 @@ fn first_head<B>(state: &FirstState<B>) -> Result<Head, ClusterError> {
         )));
     }
     Ok(head)
-}
-
-/// Blocks, cut into pieces as in the leader's snapshots.
-struct Pieces<B> {
-    next_block: B,
-    /// Whether the last block was read.
-    is_complete: bool,
-    buffer: BytesMut,
-    hasher: blake3::Hasher,
-}
-
-impl<B: FnMut(&mut Vec<u8>) -> Result<bool, String>> Pieces<B> {
-    /// The next piece, or `None` after the last one.
-    fn next(&mut self) -> Result<Option<Bytes>, String> {
-        let mut block = Vec::new();
-        while self.buffer.len() < limits::PIECE_BYTES_MAX && !self.is_complete {
-            block.clear();
-            if !(self.next_block)(&mut block)? {
-                self.is_complete = true;
-                break;
-            }
-            if block.len() > limits::BLOCK_BYTES_MAX {
-                return Err(format!(
-                    "a block has {} bytes, but the limit is {}: the state cannot be copied",
-                    block.len(),
-                    limits::BLOCK_BYTES_MAX
-                ));
-            }
-            self.buffer
-                .extend_from_slice(&(block.len() as u32).to_le_bytes());
-            self.buffer.extend_from_slice(&block);
-        }
-        if self.buffer.is_empty() {
-            return Ok(None);
-        }
-        let bytes = self.buffer.len().min(limits::PIECE_BYTES_MAX);
-        let piece = self.buffer.split_to(bytes).freeze();
-        self.hasher.update(&piece);
-        Ok(Some(piece))
-    }
 }

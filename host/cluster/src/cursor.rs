@@ -36,7 +36,6 @@ pub(crate) struct Cursor {
 /// What became of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepted {
-    /// It was applied.
     Applied,
     /// It was applied before.
     Known,

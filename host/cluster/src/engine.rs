@@ -35,12 +35,15 @@ pub struct KeyRange {
 }
 
 impl KeyRange {
+    /// The keys `from..to`.
+    #[must_use]
+    pub fn new(from: Vec<u8>, to: Vec<u8>) -> Self {
+        Self { from, to }
+    }
+
     /// One key.
     pub(crate) fn of(key: &[u8]) -> Self {
-        Self {
-            from: key.to_vec(),
-            to: next_key(key),
-        }
+        Self::new(key.to_vec(), next_key(key))
     }
 }
 

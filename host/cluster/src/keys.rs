@@ -32,23 +32,14 @@ impl Keys {
         format!("{}log/{seq:016x}", self.prefix).into_bytes()
     }
 
-    /// The frames `from..to`.
     pub(crate) fn frames(&self, from: u64, to: u64) -> KeyRange {
-        KeyRange {
-            from: self.frame(from),
-            to: self.frame(to),
-        }
+        KeyRange::new(self.frame(from), self.frame(to))
     }
 
-    /// The frames from `from` on.
     pub(crate) fn frames_from(&self, from: u64) -> KeyRange {
-        KeyRange {
-            from: self.frame(from),
-            to: self.after_frames(),
-        }
+        KeyRange::new(self.frame(from), self.folder("log").to)
     }
 
-    /// Whether `key` is the key of a frame.
     pub(crate) fn is_frame(&self, key: &[u8]) -> bool {
         key.strip_prefix(self.prefix.as_bytes())
             .is_some_and(|it| it.starts_with(b"log/"))
@@ -60,26 +51,19 @@ impl Keys {
 
     /// The pieces of the snapshots `from..to`.
     pub(crate) fn snapshots(&self, from: u64, to: u64) -> KeyRange {
-        KeyRange {
-            from: format!("{}snap/{from:016x}/", self.prefix).into_bytes(),
-            to: format!("{}snap/{to:016x}/", self.prefix).into_bytes(),
-        }
+        let begin = |id: u64| format!("{}snap/{id:016x}/", self.prefix).into_bytes();
+        KeyRange::new(begin(from), begin(to))
     }
 
     /// The pieces of a snapshot from `piece` on.
     pub(crate) fn pieces_from(&self, snapshot: u64, piece: u32) -> KeyRange {
-        KeyRange {
-            from: self.piece(snapshot, piece),
-            to: format!("{}snap/{snapshot:016x}0", self.prefix).into_bytes(),
-        }
+        let all = self.folder(&format!("snap/{snapshot:016x}"));
+        KeyRange::new(self.piece(snapshot, piece), all.to)
     }
 
     /// The head and the frames. In the order of keys, pieces of snapshots follow.
     pub(crate) fn followed(&self) -> KeyRange {
-        KeyRange {
-            from: self.head(),
-            to: self.after_frames(),
-        }
+        KeyRange::new(self.head(), self.folder("log").to)
     }
 
     /// The random key that all hosts of the cluster share.
@@ -87,7 +71,6 @@ impl Keys {
         format!("{}secret", self.prefix).into_bytes()
     }
 
-    /// The pieces of all snapshots.
     pub(crate) fn all_snapshots(&self) -> KeyRange {
         self.folder("snap")
     }
@@ -96,7 +79,6 @@ impl Keys {
         format!("{}module/{}/{piece:08x}", self.prefix, hex(digest)).into_bytes()
     }
 
-    /// The pieces of a module.
     pub(crate) fn module_pieces(&self, digest: &[u8; 32]) -> KeyRange {
         self.folder(&format!("module/{}", hex(digest)))
     }
@@ -140,12 +122,10 @@ impl Keys {
         ))
     }
 
-    /// The record of a host.
     pub(crate) fn member(&self, host: &str) -> Vec<u8> {
         format!("{}member/{host}", self.prefix).into_bytes()
     }
 
-    /// The records of all hosts.
     pub(crate) fn members(&self) -> KeyRange {
         self.folder("member")
     }
@@ -162,22 +142,14 @@ impl Keys {
         format!("{}check", self.prefix).into_bytes()
     }
 
-    /// The name of the cluster.
     pub(crate) fn cluster(&self) -> &str {
         &self.cluster
     }
 
     /// The keys below `path/`. "0" is the character after "/".
     fn folder(&self, path: &str) -> KeyRange {
-        KeyRange {
-            from: format!("{}{path}/", self.prefix).into_bytes(),
-            to: format!("{}{path}0", self.prefix).into_bytes(),
-        }
-    }
-
-    /// "0" is the character after "/".
-    fn after_frames(&self) -> Vec<u8> {
-        format!("{}log0", self.prefix).into_bytes()
+        let key = |end: char| format!("{}{path}{end}", self.prefix).into_bytes();
+        KeyRange::new(key('/'), key('0'))
     }
 }
 

@@ -17,6 +17,7 @@
 //! * [`Member::suspect`] reports that the leader does not answer.
 //! * [`Modules`] stores policy modules by their digest; [`LeaderLog::remove_modules`] removes them.
 //! * [`overview`], [`members`] and [`check`] are for operators. No host decides anything on them.
+//!   They reach the cluster by [`Access`].
 //! * [`check_successor`] and [`upgrade`] are what a leader does for operators; [`Figures`] is what
 //!   it counts.
 //! * [`Engine`] is the interface to the engine, [`etcd`] its implementation. `simulated` (feature
@@ -141,7 +142,7 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-pub use access::ClusterError;
+pub use access::{Access, ClusterError};
 pub use check::{AGREEING_SETTINGS, Finding, Report, Severity, check};
 pub use clock::{Clock, MachineClock};
 pub use codec::Malformed;

@@ -68,7 +68,7 @@ pub const ANSWER_BYTES_MAX: usize = 32 << 20;
 /// far less.
 pub const WATCH_EVENTS_MAX: usize = 64;
 
-/// Frames that one truncation removes. etcd blocks other requests during a transaction, and the
+/// Frames that one transaction removes. etcd blocks other requests during a transaction, and the
 /// removal of a key costs some microseconds.
 pub const TRUNCATED_FRAMES_MAX: u64 = 1_000;
 
@@ -83,10 +83,6 @@ pub const MAKING_ROOM: Duration = Duration::from_secs(5);
 /// The least quota of etcd that `cluster check` accepts without a warning. The log grows while a
 /// snapshot is written, and etcd needs seconds to reuse the pages of what is removed.
 pub const QUOTA_BYTES_ADVISED: u64 = 1 << 30;
-
-/// Part of the quota, in eighths, above which no module is stored, and a check of a cluster without
-/// a snapshot fails: the rest hardly holds one.
-pub const QUOTA_EIGHTHS_MAX: u64 = 6;
 
 /// Part of the quota, in sixteenths, below which the file must be before a host disarms the alarm
 /// of an engine that was full. It is above what hosts use, so that they can continue when the keys
@@ -205,9 +201,6 @@ pub const SHORT_LOG_DIVISOR: u64 = 16;
 /// makes little room for many writes.
 pub const SHORT_LOG_SNAPSHOT_DIVISOR: u64 = 4;
 
-/// Frames that one deletion step without a change of the head removes, when the engine is full.
-pub const FREED_FRAMES_MAX: u64 = 1_000;
-
 /// The time for which the engine keeps old versions although there is no room, so that a host that
 /// joins can read them: 400 MB at 11 Mbit/s.
 pub const JOIN: Duration = Duration::from_secs(300);
@@ -234,8 +227,8 @@ pub const CHECK_CLOCK_SLACK_MS: u64 = 500;
 pub const CLOCK_OFFSET_MS_MAX: u64 = 1_000;
 
 /// Bytes of an engine with a quota, above which no module is stored, and a check of a cluster
-/// without a snapshot fails.
+/// without a snapshot fails: the rest hardly holds a snapshot.
 #[must_use]
 pub const fn room_bytes(quota_bytes: u64) -> u64 {
-    quota_bytes / 8 * QUOTA_EIGHTHS_MAX
+    quota_bytes / 8 * 6
 }

@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::error::Stop;
 use crate::feed::Feed;
 use crate::figures::Figures;
-use crate::follower::{Followed, join};
+use crate::follower::join;
 use crate::host::Host;
 use crate::leader::lead;
 use crate::options::Options;
@@ -130,12 +130,12 @@ impl Member {
             .describe(&self.host, Role::Joining, 0, embedder);
         loop {
             let (follower, watch) = join(&self.host, &self.signals, embedder).await?;
-            let Followed::Won(won) = follower.follow(watch, embedder).await? else {
+            let Some(won) = follower.follow(watch, embedder).await? else {
                 continue;
             };
             let epoch = won.head.epoch;
             self.signals.locked().known = won.head.order();
-            let ended = lead(&self.host, &self.signals, *won, embedder).await?;
+            let ended = lead(&self.host, &self.signals, won, embedder).await?;
             if ended == Ended::HandedOver {
                 self.signals.locked().abstention = Some(Abstention {
                     epoch,

@@ -23,18 +23,14 @@
 //! host of an earlier version, or a late request that begins an attempt again, can mark a module
 //! that lacks pieces. The next call of [`Modules::put`] completes it.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 
 use crate::access::{Access, ClusterError, put};
-use crate::clock::Clock;
 use crate::codec::{Malformed, Reader};
-use crate::engine::{Condition, Engine, KeyRange, Outcome, Page, Transaction, next_key};
+use crate::engine::{Condition, KeyRange, Outcome, Page, Transaction, next_key};
 use crate::head::{Id, check_format};
-use crate::keys::Keys;
 use crate::limits;
-use crate::options::{Sizes, Timing};
+use crate::options::Timing;
 
 /// The format of the sizes that this version writes, and the latest that it reads.
 const FORMAT: u16 = 1;
@@ -42,9 +38,7 @@ const FORMAT: u16 = 1;
 /// The modules of a cluster.
 #[derive(Clone, Debug)]
 pub struct Modules {
-    engine: Arc<dyn Engine>,
-    clock: Arc<dyn Clock>,
-    keys: Keys,
+    access: Access,
     quota_bytes: u64,
 }
 
@@ -60,29 +54,13 @@ pub struct ModuleInfo {
 }
 
 impl Modules {
-    /// The modules of a cluster, with the default quota of the engine.
+    /// The modules of a cluster, and the quota of the engine in bytes
+    /// ([`crate::Sizes::quota_bytes`]).
     #[must_use]
-    pub fn new(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, cluster: &str) -> Self {
+    pub fn new(access: Access, quota_bytes: u64) -> Self {
         Self {
-            engine,
-            clock,
-            keys: Keys::new(cluster),
-            quota_bytes: Sizes::default().quota_bytes,
-        }
-    }
-
-    /// Sets the quota of the engine in bytes ([`Sizes::quota_bytes`]).
-    #[must_use]
-    pub fn with_quota_bytes(mut self, quota_bytes: u64) -> Self {
-        self.quota_bytes = quota_bytes;
-        self
-    }
-
-    fn access(&self) -> Access<'_> {
-        Access {
-            engine: &*self.engine,
-            clock: &*self.clock,
-            keys: self.keys.clone(),
+            access,
+            quota_bytes,
         }
     }
 
@@ -104,13 +82,13 @@ impl Modules {
             let attempt = self.begin(&digest, size).await?;
             self.put_pieces(&digest, module).await?;
             let store = Transaction {
-                key: self.keys.module_attempt(&digest),
+                key: self.access.keys.module_attempt(&digest),
                 // A module that was removed in the meantime lacks pieces.
                 condition: Condition::Value(attempt),
-                puts: vec![(self.keys.module_stored(&digest), size.encode())],
+                puts: vec![(self.access.keys.module_stored(&digest), size.encode())],
                 deletes: Vec::new(),
             };
-            let outcome = self.access().transact("storing a module", &store).await?;
+            let outcome = self.access.transact("storing a module", &store).await?;
             if matches!(outcome, Outcome::Applied(_)) {
                 return Ok(digest);
             }
@@ -129,17 +107,17 @@ impl Modules {
             ))
         })?;
         let attempt = Bytes::copy_from_slice(&attempt.0);
-        let key = self.keys.module_attempt(digest);
+        let key = self.access.keys.module_attempt(digest);
         let begin = Transaction {
             key: key.clone(),
             condition: Condition::Absent,
             puts: vec![
                 (key, attempt.clone()),
-                (self.keys.module_begun(digest), size.encode()),
+                (self.access.keys.module_begun(digest), size.encode()),
             ],
             deletes: Vec::new(),
         };
-        let begun = self.access().transact("storing a module", &begin).await?;
+        let begun = self.access.transact("storing a module", &begin).await?;
         Ok(match begun {
             Outcome::Applied(_) => attempt,
             Outcome::Failed(found) => found.value.unwrap_or(attempt),
@@ -148,11 +126,10 @@ impl Modules {
 
     async fn put_pieces(&self, digest: &[u8; 32], module: &[u8]) -> Result<(), ClusterError> {
         for (number, piece) in (0..).zip(module.chunks(limits::MODULE_PIECE_BYTES)) {
-            let key = self.keys.module_piece(digest, number);
+            let key = self.access.keys.module_piece(digest, number);
             let transaction = put(key, Bytes::copy_from_slice(piece));
-            self.access()
-                .transact("storing a piece of a module", &transaction)
-                .await?;
+            let what = "storing a piece of a module";
+            self.access.transact(what, &transaction).await?;
         }
         Ok(())
     }
@@ -174,7 +151,7 @@ impl Modules {
             limits::MODULES_BYTES_MAX,
             "unload policies (statehouse policy unload)",
         )?;
-        let status = self.access().status().await?;
+        let status = self.access.status().await?;
         let quota = status.quota_bytes.unwrap_or(self.quota_bytes);
         check(
             "the size of the engine's database in bytes",
@@ -192,7 +169,7 @@ impl Modules {
             return Ok(None);
         };
         let mut module = Vec::new();
-        let mut range = self.keys.module_pieces(digest);
+        let mut range = self.access.keys.module_pieces(digest);
         for number in 0.. {
             let page = self.read_pieces(&range).await?;
             for (_, piece) in &page.values {
@@ -217,7 +194,7 @@ impl Modules {
 
     /// Reads the first pieces of a range: few, so that they arrive in time over a slow link.
     async fn read_pieces(&self, range: &KeyRange) -> Result<Page, ClusterError> {
-        let (access, limit) = (self.access(), Timing::default().read);
+        let (access, limit) = (&self.access, Timing::default().read);
         let values_max = limits::MODULE_PAGE_PIECES_MAX;
         let call = || access.engine.range(range, None, values_max);
         access.repeat("reading a module", limit, call).await
@@ -226,7 +203,7 @@ impl Modules {
     /// All modules by digest, with those that are not complete. Fails with
     /// [`ClusterError::Malformed`] for a size that cannot be read.
     pub async fn list(&self) -> Result<Vec<ModuleInfo>, ClusterError> {
-        list(&self.access()).await
+        list(&self.access).await
     }
 
     /// The modules that a leader should remove ([`crate::LeaderLog::remove_modules`]) before it
@@ -247,11 +224,10 @@ impl Modules {
         Ok(stored.iter().map(|it| it.digest).collect())
     }
 
-    /// The size of a complete module.
     async fn size(&self, digest: &[u8; 32]) -> Result<Option<Size>, ClusterError> {
-        let key = self.keys.module_stored(digest);
+        let key = self.access.keys.module_stored(digest);
         let value = self
-            .access()
+            .access
             .get("reading the size of a module", &key)
             .await?;
         value.map(|it| Size::decode(&it)).transpose()
@@ -259,7 +235,7 @@ impl Modules {
 }
 
 /// All modules by digest.
-pub(crate) async fn list(access: &Access<'_>) -> Result<Vec<ModuleInfo>, ClusterError> {
+pub(crate) async fn list(access: &Access) -> Result<Vec<ModuleInfo>, ClusterError> {
     // Each module has two sizes and an attempt.
     let values_max = 6 * limits::MODULES_MAX;
     let range: KeyRange = access.keys.modules();

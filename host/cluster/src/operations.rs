@@ -6,8 +6,6 @@
 //! cannot read the log stops.
 
 use crate::access::{Access, ClusterError};
-use crate::clock::Clock;
-use crate::engine::Engine;
 use crate::leader::{LeaderLog, NotLeading};
 use crate::presence::{MemberEntry, Role, members};
 
@@ -36,26 +34,20 @@ pub enum Upgraded {
 
 /// Checks that the log can be reached: reads the head, which needs the majority of the engine.
 /// Fails with a [`ClusterError`] after some seconds if not, or if the head cannot be read.
-pub async fn check_reach(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
-) -> Result<(), ClusterError> {
-    let access = Access::new(engine, clock, cluster);
+pub async fn check_reach(access: &Access) -> Result<(), ClusterError> {
     access.head().await.map(drop)
 }
 
 /// Checks that a member can lead after the leadership `epoch`: it follows and lacks no module.
 /// Fails with [`OperationError::Refused`] if not.
 pub async fn check_successor(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
+    access: &Access,
     epoch: u64,
     host: &str,
 ) -> Result<(), OperationError> {
-    let members = members(engine, clock, cluster).await?;
+    let members = members(access).await?;
     let Some(entry) = members.iter().find(|it| it.host == host) else {
+        let cluster = access.keys.cluster();
         return refuse(format!(
             "the cluster {cluster} has no host {host}: `statehouse cluster status` lists its hosts"
         ));
@@ -84,9 +76,7 @@ pub async fn check_successor(
 /// members read it. Fails with [`OperationError::Refused`] if a member may not read it; then
 /// nothing has changed.
 pub async fn upgrade(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
+    access: &Access,
     log: &LeaderLog,
     newest: u16,
 ) -> Result<Upgraded, OperationError> {
@@ -94,7 +84,7 @@ pub async fn upgrade(
     if present >= newest {
         return Ok(Upgraded::Unchanged(present));
     }
-    for entry in members(engine, clock, cluster).await? {
+    for entry in members(access).await? {
         if let Err(why) = check_reader(&entry, log.epoch(), newest) {
             return refuse(format!(
                 "the log keeps format {present}: {why}, or remove the host with `statehouse cluster remove {}` if it will not return",

@@ -3,12 +3,11 @@
 use std::fmt;
 
 use crate::access::{Access, ClusterError};
-use crate::clock::Clock;
-use crate::engine::{Engine, Status};
+use crate::engine::Status;
 use crate::frame::Frame;
 use crate::head::{Head, store_name};
 use crate::modules::{self, ModuleInfo};
-use crate::presence::{self, MemberEntry, MemberInfo, Role};
+use crate::presence::{MemberEntry, MemberInfo, Role, members};
 
 /// The frames in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,26 +45,20 @@ pub struct Overview {
 
 /// Reads the state of a cluster. Fails with [`ClusterError::NotCreated`] if it does not exist, and
 /// with [`ClusterError::Malformed`] if the head cannot be read.
-pub async fn overview(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
-    now_ms: u64,
-) -> Result<Overview, ClusterError> {
-    let access = Access::new(engine, clock, cluster);
+pub async fn overview(access: &Access, now_ms: u64) -> Result<Overview, ClusterError> {
     let head = access.head().await?;
     Ok(Overview {
-        store: store_name(cluster, head.cluster),
-        members: presence::list(&access).await?,
-        modules: modules::list(&access).await?,
+        store: store_name(access.keys.cluster(), head.cluster),
+        members: members(access).await?,
+        modules: modules::list(access).await?,
         status: access.status().await?,
-        log: window(&access, &head, now_ms).await?,
+        log: window(access, &head, now_ms).await?,
         head,
         now_ms,
     })
 }
 
-async fn window(access: &Access<'_>, head: &Head, now_ms: u64) -> Result<LogWindow, ClusterError> {
+async fn window(access: &Access, head: &Head, now_ms: u64) -> Result<LogWindow, ClusterError> {
     let frames = head.seq + 1 - head.oldest;
     // A page of the newest frames.
     let sample = crate::limits::PAGE_VALUES_MIN as u64;

@@ -1,11 +1,78 @@
-//! Reads the pieces of a snapshot: checks their order and their hash, and splits them into blocks.
+//! The pieces of a snapshot: a sequence of blocks (len u32 | block), cut into pieces of equal size.
+//! A reader checks their order and their hash.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
-use crate::engine::{EngineError, Paging, Revision};
 use crate::head::SnapshotInfo;
 use crate::host::Host;
 use crate::limits;
+
+/// A snapshot that is being written.
+#[derive(Debug, Default)]
+pub(crate) struct Cutter {
+    hasher: blake3::Hasher,
+    /// Blocks that are not yet in a piece.
+    buffer: BytesMut,
+    /// Whether the last block was captured.
+    is_complete: bool,
+}
+
+impl Cutter {
+    /// Captures blocks until a piece is full. `next_block` fills an empty vector and returns true,
+    /// or returns false after the last block.
+    pub(crate) fn fill(
+        &mut self,
+        piece_bytes: usize,
+        mut next_block: impl FnMut(&mut Vec<u8>) -> Result<bool, String>,
+    ) -> Result<(), String> {
+        let mut block = Vec::new();
+        while self.buffer.len() < piece_bytes && !self.is_complete {
+            block.clear();
+            if !next_block(&mut block)? {
+                self.is_complete = true;
+                break;
+            }
+            if block.len() > limits::BLOCK_BYTES_MAX {
+                return Err(format!(
+                    "a block has {} bytes, but the limit is {}: the state cannot be copied",
+                    block.len(),
+                    limits::BLOCK_BYTES_MAX
+                ));
+            }
+            let len = block.len() as u32;
+            self.buffer.extend_from_slice(&len.to_le_bytes());
+            self.buffer.extend_from_slice(&block);
+        }
+        Ok(())
+    }
+
+    /// The next piece, if there are bytes for it. A block can have many pieces, so the rest is not
+    /// copied for each.
+    pub(crate) fn cut(&mut self, piece_bytes: usize) -> Option<Bytes> {
+        if self.buffer.is_empty() {
+            return None;
+        }
+        let bytes = self.buffer.len().min(piece_bytes);
+        let piece = self.buffer.split_to(bytes).freeze();
+        self.hasher.update(&piece);
+        Some(piece)
+    }
+
+    /// Bytes of blocks that are not yet in a piece.
+    pub(crate) fn rest(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Whether the last block was captured.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// The hash of all pieces so far.
+    pub(crate) fn hash(&self) -> [u8; 32] {
+        *self.hasher.finalize().as_bytes()
+    }
+}
 
 /// A snapshot that is being read.
 #[derive(Debug)]
@@ -93,18 +160,4 @@ impl Pieces {
         self.buffer.drain(..consumed);
         Ok(())
     }
-}
-
-/// Reads the pieces of a snapshot from `next` on, as of a revision or now. `None` if a shorter page
-/// should be tried.
-pub(crate) async fn read(
-    host: &Host,
-    info: &SnapshotInfo,
-    next: u32,
-    at: Option<Revision>,
-    paging: &mut Paging,
-) -> Result<Option<Vec<(Vec<u8>, Bytes)>>, EngineError> {
-    let range = host.keys.pieces_from(info.id, next);
-    let page = host.read_page(&range, at, paging).await?;
-    Ok(page.map(|it| it.values))
 }

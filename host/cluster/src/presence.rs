@@ -18,10 +18,8 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::access::{Access, ClusterError, delete, put};
-use crate::clock::Clock;
 use crate::codec::{Malformed, Reader, put_text};
 use crate::embedder::Embedder;
-use crate::engine::Engine;
 use crate::head::{Id, check_format};
 use crate::host::Host;
 use crate::limits;
@@ -93,15 +91,7 @@ pub struct MemberEntry {
 }
 
 /// Lists the records of all hosts by name, at most [`limits::MEMBERS_MAX`] and one page more.
-pub async fn members(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
-) -> Result<Vec<MemberEntry>, ClusterError> {
-    list(&Access::new(engine, clock, cluster)).await
-}
-
-pub(crate) async fn list(access: &Access<'_>) -> Result<Vec<MemberEntry>, ClusterError> {
+pub async fn members(access: &Access) -> Result<Vec<MemberEntry>, ClusterError> {
     let range = access.keys.members();
     let what = "listing members";
     let records = access.all(what, range, limits::MEMBERS_MAX).await?;
@@ -116,15 +106,10 @@ pub(crate) async fn list(access: &Access<'_>) -> Result<Vec<MemberEntry>, Cluste
 
 /// Removes the record of a host. Returns false if there is none. A host that still runs writes it
 /// again within [`limits::PRESENCE_PACE`]. Fails with [`ClusterError::Input`] if the host leads.
-pub async fn remove_member(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
-    host: &str,
-) -> Result<bool, ClusterError> {
-    let access = Access::new(engine, clock, cluster);
+pub async fn remove_member(access: &Access, host: &str) -> Result<bool, ClusterError> {
     let head = access.head().await?;
     if head.leader == host && !head.released {
+        let cluster = access.keys.cluster();
         return Err(ClusterError::Input(format!(
             "{host} leads the cluster {cluster}, so it was not removed: stop it, and remove it when another host leads"
         )));
@@ -280,7 +265,6 @@ impl Presence {
 /// What a host knows of its record in the engine.
 #[derive(Debug, Default)]
 struct Seen {
-    /// The record that it wrote last.
     written: Option<Bytes>,
     /// The last record of another process that replaced it.
     other: Option<Bytes>,

@@ -50,7 +50,6 @@ pub(crate) fn has_room(quota_bytes: u64, used_bytes: u64, further_bytes: u64) ->
     filled(used_bytes, further_bytes).saturating_add(reserve(quota_bytes)) <= quota_bytes
 }
 
-/// Whether the engine refuses to grow.
 #[derive(Debug, Default)]
 pub(crate) struct Fullness {
     is_full: AtomicBool,
@@ -90,7 +89,6 @@ impl Fullness {
     }
 }
 
-/// Makes room whenever the engine is full.
 pub(crate) async fn run(host: &Host) -> Infallible {
     loop {
         host.fullness.found.notified().await;
@@ -118,7 +116,6 @@ pub(crate) async fn run(host: &Host) -> Infallible {
 struct Shrinking {
     /// The revision of the last attempt. While the engine is full, only deletions change it.
     at: Revision,
-    /// Rounds at this revision.
     rounds: u64,
 }
 
@@ -175,7 +172,7 @@ async fn delete_replaced(host: &Host, bytes: Bytes) -> Result<(), EngineError> {
     };
     let mut from = head.oldest;
     loop {
-        let to = snapshot.first_seq.min(from + limits::FREED_FRAMES_MAX);
+        let to = snapshot.first_seq.min(from + limits::TRUNCATED_FRAMES_MAX);
         let deletes = vec![
             host.keys.frames(from.min(to), to),
             host.keys.snapshots(0, snapshot.id),

@@ -25,7 +25,6 @@ use crate::options::Place;
 /// The addresses of a name. Empty if they are not known.
 type Addresses = Pin<Box<dyn Future<Output = Vec<SocketAddr>> + Send>>;
 
-/// Where an attempt goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     /// To the name. rumqttc goes on to its next address if one refuses the connection.
@@ -159,7 +158,6 @@ impl Attempts {
     }
 }
 
-/// Asks the resolver of the system.
 fn resolve(host: String, port: u16) -> Addresses {
     Box::pin(async move {
         match timeout(limits::RESOLVE_TIME, lookup_host((host, port))).await {
@@ -172,7 +170,6 @@ fn resolve(host: String, port: u16) -> Addresses {
 
 /// What the addresses of a name answered.
 struct Answers {
-    /// The addresses that accept connections.
     accepting: Vec<SocketAddr>,
     /// The error of an address whose machine runs and refuses connections.
     refusal: Option<io::Error>,

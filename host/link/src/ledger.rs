@@ -68,27 +68,22 @@ impl<T> Ledger<T> {
         self.last_number
     }
 
-    /// The message with this number.
     pub(crate) fn get(&self, number: u64) -> Option<&T> {
         self.messages.get(&number)
     }
 
-    /// The message with this number, mutable.
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         self.messages.get_mut(&number)
     }
 
-    /// All messages, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.messages.iter().map(|(number, it)| (*number, it))
     }
 
-    /// The number of messages.
     pub(crate) fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Whether there are no messages.
     pub(crate) fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
@@ -105,7 +100,6 @@ impl<T> Ledger<T> {
         self.messages.insert(number, message);
     }
 
-    /// Removes all messages.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
         self.resend.clear();
         self.unsent.clear();

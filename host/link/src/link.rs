@@ -210,7 +210,9 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             next_place(owner, asking).await
         };
         tokio::select! {
-            place = place => link.renew(place),
+            place = place => if let Some(place) = place {
+                link.ours.place = place;
+            },
             () = link.owner.stopping().notified() => return,
         }
         link.pause = link.pause.saturating_mul(2).min(link.ours.pauses.1);
@@ -250,7 +252,6 @@ impl<O: Owner> Drop for EndOnDrop<O> {
 
 enum Next {
     Poll,
-    /// The link ends.
     End,
     /// The connection must be closed and rumqttc rebuilt. The text says why.
     Rebuild(String),
@@ -259,7 +260,8 @@ enum Next {
 struct Link<O> {
     owner: Arc<O>,
     ours: Options,
-    options: MqttOptions,
+    /// Whether the next connection begins a new session.
+    clean_start: bool,
     client: AsyncClient,
     events: EventLoop,
     attempts: Attempts,
@@ -274,13 +276,12 @@ struct Link<O> {
 
 impl<O: Owner> Link<O> {
     fn new(owner: Arc<O>, ours: Options) -> Self {
-        let options = ours.mqtt();
-        let (client, events) = AsyncClient::new(options.clone(), ours.channel());
+        let (client, events) = AsyncClient::new(ours.mqtt(), ours.channel());
         Self {
             owner,
             pause: ours.pauses.0,
+            clean_start: !ours.resume,
             ours,
-            options,
             client,
             events,
             attempts: Attempts::default(),
@@ -290,28 +291,13 @@ impl<O: Owner> Link<O> {
         }
     }
 
-    /// Uses another address or other credentials from the next connection on.
-    fn renew(&mut self, place: Option<Place>) {
-        let Some(place) = place else {
-            return;
-        };
-        self.ours.place = place;
-        let clean_start = self.options.clean_start();
-        self.options = self.ours.mqtt();
-        self.options.set_clean_start(clean_start);
-    }
-
     /// Polls rumqttc, or connects it, which has time limits of its own.
     async fn poll(&mut self) -> Result<Result<Event, ConnectionError>, Elapsed> {
         if self.connected {
             return timeout(self.poll_timeout(), self.events.poll()).await;
         }
-        let (ours, clean_start) = (&self.ours, self.options.clean_start());
-        let configure = |mqtt: MqttOptions| {
-            let mut mqtt = ours.configured(mqtt);
-            mqtt.set_clean_start(clean_start);
-            mqtt
-        };
+        let (ours, clean_start) = (&self.ours, self.clean_start);
+        let configure = |mqtt: MqttOptions| ours.configured(mqtt, clean_start);
         let (attempts, events) = (&mut self.attempts, &mut self.events);
         let connecting = attempts.connect(events, &ours.place, &ours.client_id, configure);
         Ok(connecting.await)
@@ -329,9 +315,10 @@ impl<O: Owner> Link<O> {
 
     /// The longest possible poll, because a PINGREQ is an event.
     fn poll_timeout(&self) -> Duration {
-        let connecting = Duration::from_secs(self.options.connection_timeout());
-        // The broker may have set another keep alive.
-        connecting.saturating_add(2 * self.events.options.keep_alive())
+        // The broker may have set another keep alive than ours.
+        let options = &self.events.options;
+        let connecting = Duration::from_secs(options.connection_timeout());
+        connecting.saturating_add(2 * options.keep_alive())
     }
 
     /// Processes an event and everything else that rumqttc has read.
@@ -390,29 +377,23 @@ impl<O: Owner> Link<O> {
     fn accepted(&mut self, ack: &ConnAck) -> Next {
         self.connected = true;
         let properties = ack.properties.as_ref();
-        let receive_max = properties
-            .and_then(|p| p.receive_max)
-            .map_or(self.ours.in_flight_max, |max| {
-                max.min(self.ours.in_flight_max)
-            });
-        if self
-            .receive_max
-            .replace(receive_max)
-            .is_some_and(|before| receive_max < before)
-        {
+        let ours = self.ours.in_flight_max;
+        let receive_max = properties.and_then(|it| it.receive_max);
+        let receive_max = receive_max.map_or(ours, |max| max.min(ours));
+        let before = self.receive_max.replace(receive_max);
+        if before.is_some_and(|before| receive_max < before) {
             let why = "the broker reduced its Receive Maximum";
             return Next::Rebuild(why.to_owned());
         }
         if self.events.options.keep_alive().is_zero() {
             // A Server Keep Alive of 0 turns the timer off (MQTT 5 section 3.2.2.3.14), but rumqttc
             // would then send PINGREQ without a pause.
-            let keep_alive = self.options.keep_alive();
+            let keep_alive = self.ours.sent_keep_alive();
             self.events.options.set_keep_alive(keep_alive);
         }
         // Later connections must resume this session, because a store recognizes a duplicate
         // request only within its session.
-        self.options.set_clean_start(false);
-        self.events.options.set_clean_start(false);
+        self.clean_start = false;
         let filters = self.owner.filters();
         if self.client.try_subscribe_many(filters).is_err() {
             return Next::Rebuild("the send queue has no room for the SUBSCRIBE".to_owned());
@@ -450,8 +431,7 @@ impl<O: Owner> Link<O> {
             self.pause = self.ours.pauses.0;
         }
         if rebuild {
-            (self.client, self.events) =
-                AsyncClient::new(self.options.clone(), self.ours.channel());
+            (self.client, self.events) = AsyncClient::new(self.ours.mqtt(), self.ours.channel());
             self.receive_max = None;
         }
         match (rejected, blame) {

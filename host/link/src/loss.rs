@@ -140,10 +140,9 @@ pub fn is_refusal(error: &ConnectionError) -> bool {
 
 /// Whether the refusal passes by itself.
 pub(crate) fn is_rate_refusal(error: &ConnectionError) -> bool {
-    use ConnectReturnCode::ConnectionRateExceeded;
     matches!(
         error,
-        ConnectionError::ConnectionRefused(ConnectionRateExceeded)
+        ConnectionError::ConnectionRefused(ConnectReturnCode::ConnectionRateExceeded)
     )
 }
 
@@ -178,8 +177,10 @@ pub fn describe_reason(code: u8) -> String {
 }
 
 fn describe_puback(code: u8) -> String {
-    let reason = describe_reason(code);
-    format!("the broker refused a message with {reason}")
+    format!(
+        "the broker refused a message with {}",
+        describe_reason(code)
+    )
 }
 
 /// Describes the end of a connection as the second half of a sentence. `connected` says whether the
@@ -428,7 +429,7 @@ mod tests {
     #[test]
     fn errors_of_the_verifier_are_described() {
         let of_verifier = |name: &'static str| {
-            let error = rustls::OtherError(std::sync::Arc::new(Named(name)));
+            let error = rustls::OtherError(std::sync::Arc::new(io::Error::other(name)));
             let error = rustls::CertificateError::Other(error);
             describe_tls(&rustls::Error::InvalidCertificate(error))
         };
@@ -480,23 +481,6 @@ mod tests {
         }
     }
 
-    /// An error whose debug text is this name.
-    struct Named(&'static str);
-
-    impl std::fmt::Debug for Named {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str(self.0)
-        }
-    }
-
-    impl Display for Named {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str(self.0)
-        }
-    }
-
-    impl Error for Named {}
-
     #[test]
     fn bytes_that_are_not_mqtt_name_the_port() {
         for error in [
@@ -546,7 +530,6 @@ mod tests {
         ConnectionError::MqttState(StateError::Deserialization(error))
     }
 
-    /// Regression: no message was blamed, so it was resent for ever, and the text named a TLS port.
     #[test]
     fn unknown_reason_of_a_puback_blames_a_message() {
         let too_large = wire(WireError::InvalidConnectReturnCode(PACKET_TOO_LARGE));

@@ -156,21 +156,25 @@ impl Options {
         usize::from(self.in_flight_max) + usize::from(self.receive_max) + limits::CHANNEL_SPARE
     }
 
-    /// rumqttc's options for this configuration.
+    /// rumqttc's options for this configuration. Each attempt to connect replaces them.
     pub(crate) fn mqtt(&self) -> MqttOptions {
-        self.configured(self.place.mqtt(&self.client_id))
+        self.configured(self.place.mqtt(&self.client_id), !self.resume)
+    }
+
+    /// The keep alive that each CONNECT asks for.
+    pub(crate) fn sent_keep_alive(&self) -> Duration {
+        (self.keep_alive).clamp(limits::KEEP_ALIVE_MIN, limits::KEEP_ALIVE_MAX)
     }
 
     /// Adds this configuration to the options for a place.
-    pub(crate) fn configured(&self, mut mqtt: MqttOptions) -> MqttOptions {
+    pub(crate) fn configured(&self, mut mqtt: MqttOptions, clean_start: bool) -> MqttOptions {
         let mut properties = ConnectProperties::new();
         let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
         properties.session_expiry_interval = Some(seconds(self.session_expiry));
         properties.receive_maximum = Some(self.receive_max);
         properties.max_packet_size = Some(self.packet_bytes_max);
-        let keep_alive = (self.keep_alive).clamp(limits::KEEP_ALIVE_MIN, limits::KEEP_ALIVE_MAX);
-        mqtt.set_keep_alive(keep_alive)
-            .set_clean_start(!self.resume)
+        mqtt.set_keep_alive(self.sent_keep_alive())
+            .set_clean_start(clean_start)
             .set_connection_timeout(self.connect_timeout.as_secs().max(1))
             .set_connect_properties(properties)
             .set_manual_acks(self.by_hand)

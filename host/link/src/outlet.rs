@@ -227,7 +227,6 @@ impl<T: Message> Outlet<T> {
         client.try_disconnect().is_ok()
     }
 
-    /// A connection was established.
     pub(crate) fn up(
         &mut self,
         client: AsyncClient,
@@ -282,7 +281,6 @@ impl<T: Message> Outlet<T> {
         }
     }
 
-    /// rumqttc has sent a PUBLISH.
     pub(crate) fn sent(&mut self, packet_id: u16) {
         self.ledger.sent(packet_id);
     }
@@ -306,7 +304,6 @@ impl<T: Message> Outlet<T> {
         Some(Arrival::Acknowledged(number, ack))
     }
 
-    /// The broker has answered the SUBSCRIBE.
     pub(crate) fn subscribed(&mut self) {
         self.ledger.subscribed();
         self.stable_from = Some(Instant::now() + limits::STABLE_AFTER);

@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 
-/// The messages that are not acknowledged.
 #[derive(Debug, Default)]
 pub(crate) struct Receipts {
     /// The number of the first receipt, or of the next one if there is none.
@@ -23,7 +22,6 @@ struct Receipt {
 }
 
 impl Receipts {
-    /// Adds a receipt and returns its number.
     pub(crate) fn add(&mut self, packet_id: u16) -> u64 {
         let receipt = Receipt {
             packet_id,
@@ -69,7 +67,6 @@ impl Receipts {
         }
     }
 
-    /// The connection was lost.
     pub(crate) fn lost(&mut self) {
         self.first += self.waiting.len() as u64;
         self.waiting.clear();

@@ -198,7 +198,6 @@ HB/uiKppHQ==
 -----END CERTIFICATE-----
 ";
 
-    /// Reads a file with these bytes.
     fn read_file<T>(bytes: impl AsRef<[u8]>, read: impl FnOnce(&Path) -> T) -> T {
         let path = std::env::temp_dir().join(format!("statehouse-pem-{:x}", crate::random()));
         std::fs::write(&path, bytes).unwrap();
@@ -225,7 +224,6 @@ HB/uiKppHQ==
         assert!(said(nonsense).contains("cannot be used"));
     }
 
-    /// Regression: only the first certificate of a chain was checked.
     #[test]
     fn each_certificate_of_a_chain_is_decoded() {
         let good = GOOD.to_owned();
@@ -239,7 +237,7 @@ HB/uiKppHQ==
         }
     }
 
-    /// Regression: the section behind a mark was left out.
+    /// The parser skips a section behind a mark.
     #[test]
     fn byte_order_marks_hide_no_certificate() {
         for (text, count) in [

@@ -35,7 +35,6 @@ impl LeaderClock {
     }
 }
 
-/// The estimate.
 #[derive(Debug, Default)]
 pub(super) struct ClockOffset {
     /// Whether records are received as they are written. Before, they are of the past.
@@ -46,7 +45,6 @@ pub(super) struct ClockOffset {
     from_leader: Option<Sample>,
 }
 
-/// The difference of one record.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     ahead_ms: i64,
@@ -56,6 +54,14 @@ struct Sample {
 }
 
 impl Sample {
+    fn new(leader_ms: u64, wall_ms: u64, at: Duration) -> Self {
+        Self {
+            ahead_ms: difference(wall_ms, leader_ms),
+            wall_ms,
+            at,
+        }
+    }
+
     /// The difference if the record arrived now.
     fn moved(&self, wall_ms: u64, now: Duration) -> i64 {
         let passed_ms = now.saturating_sub(self.at).as_millis();
@@ -86,11 +92,7 @@ impl ClockOffset {
     pub(super) fn compared(&mut self, times: Times, wall_ms: u64, now: Duration) {
         self.samples = self.samples.max(SAMPLES_MIN);
         self.add(times.store_ms, wall_ms, now);
-        self.from_leader = Some(Sample {
-            ahead_ms: difference(wall_ms, times.wall_ms),
-            wall_ms,
-            at: now,
-        });
+        self.from_leader = Some(Sample::new(times.wall_ms, wall_ms, now));
     }
 
     /// By how many milliseconds the clock differs from the wall clock of the leader.
@@ -109,18 +111,12 @@ impl ClockOffset {
     }
 
     fn add(&mut self, leader_ms: u64, wall_ms: u64, now: Duration) {
-        let ahead_ms = difference(wall_ms, leader_ms);
-        match self.least {
-            Some(least)
-                if least.moved(wall_ms, now) <= ahead_ms
-                    && now.saturating_sub(least.at) < WINDOW => {}
-            _ => {
-                self.least = Some(Sample {
-                    ahead_ms,
-                    wall_ms,
-                    at: now,
-                });
-            }
+        let sample = Sample::new(leader_ms, wall_ms, now);
+        let is_replaced = |least: Sample| {
+            sample.ahead_ms < least.moved(wall_ms, now) || now.saturating_sub(least.at) >= WINDOW
+        };
+        if self.least.is_none_or(is_replaced) {
+            self.least = Some(sample);
         }
     }
 

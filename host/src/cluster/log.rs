@@ -6,7 +6,6 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use statehouse_cluster::LeaderLog;
 use statehouse_mqtt::{Lease, Persistence};
@@ -30,11 +29,6 @@ impl ClusterLog {
         Self(log)
     }
 
-    /// The number of the leadership.
-    pub fn epoch(&self) -> u64 {
-        self.0.epoch()
-    }
-
     /// The last record that is durable.
     pub fn position(&self) -> u64 {
         self.0.released().0
@@ -46,28 +40,9 @@ impl ClusterLog {
         appended.saturating_sub(self.0.released().0)
     }
 
-    /// How long the lease still lasts.
-    pub fn lease_left(&self) -> Duration {
-        self.0.lease_left()
-    }
-
-    /// The log itself, for what operators ask of a leader.
+    /// The log itself.
     pub fn leader(&self) -> &LeaderLog {
         &self.0
-    }
-
-    /// How long the log has not decided what was written last.
-    pub fn undecided_for(&self) -> Duration {
-        self.0.undecided_for()
-    }
-
-    /// Ends the leadership once everything that was appended is durable, so that this host or any
-    /// other leads next. Nothing may be decided any more.
-    pub fn hand_over(&self, to: Option<&str>) {
-        match to {
-            Some(host) => self.0.hand_over_to(host),
-            None => self.0.hand_over(),
-        }
     }
 }
 

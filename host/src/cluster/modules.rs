@@ -49,13 +49,10 @@ impl Need {
 
 /// The policies that this host has loaded, and those whose roles end when the host leads because
 /// they cannot be loaded.
-#[derive(Clone, Default)]
-struct Tried(Arc<Mutex<BTreeSet<[u8; 32]>>>);
+type Tried = Arc<Mutex<BTreeSet<[u8; 32]>>>;
 
-impl Tried {
-    fn locked(&self) -> MutexGuard<'_, BTreeSet<[u8; 32]>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn locked(tried: &Tried) -> MutexGuard<'_, BTreeSet<[u8; 32]>> {
+    tried.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The policies that this host wants to have.
@@ -77,7 +74,7 @@ impl Wanted {
     ) -> (Self, impl Future<Output = ()> + Send) {
         let (named, wanted) = watch::channel(Named::new());
         let tried = Tried::default();
-        tried.locked().insert(*standard.as_bytes());
+        locked(&tried).insert(*standard.as_bytes());
         let fetching = fetch(
             local.clone(),
             shared,
@@ -120,7 +117,7 @@ impl Wanted {
 
     /// The policies with a role that are not here, or not loaded yet.
     pub fn missing(&self, image: &Image) -> impl Iterator<Item = Hash> {
-        let is_tried = |it: &Hash| self.tried.locked().contains(it.as_bytes());
+        let is_tried = |it: &Hash| locked(&self.tried).contains(it.as_bytes());
         assigned(image)
             .map(Hash::from_bytes)
             .filter(move |it| !is_tried(it) || !self.local.path(it).exists())
@@ -162,7 +159,7 @@ async fn fetch(
                 Ok(true) => {
                     loaded.insert(*digest);
                     retries.remove(digest);
-                    tried.locked().insert(*digest);
+                    locked(&tried).insert(*digest);
                     arrived.notify_one();
                     continue;
                 }
@@ -181,7 +178,7 @@ async fn fetch(
                     retries.entry(*digest).or_default().postpone();
                     if *need != Need::Requests
                         && is_permanent(&error)
-                        && tried.locked().insert(*digest)
+                        && locked(&tried).insert(*digest)
                     {
                         arrived.notify_one();
                     }
@@ -272,7 +269,7 @@ async fn fetch_one(
 
 #[cfg(test)]
 mod tests {
-    use statehouse_cluster::{MachineClock, etcd::Etcd};
+    use statehouse_cluster::{Access, MachineClock, etcd::Etcd};
     use statehouse_core::log::record::PolicyRecord;
     use statehouse_core::store::Retention;
 
@@ -292,15 +289,20 @@ mod tests {
         image
     }
 
+    /// Wants nothing yet, and has loaded `built-in`. No etcd answers.
+    fn begin(local: Modules) -> (Wanted, impl Future<Output = ()> + Send) {
+        let etcd = Etcd::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
+        let access = Access::new(Arc::new(etcd), Arc::new(MachineClock), "plant7");
+        let engine = Arc::new(Engine::new().unwrap());
+        let built_in = blake3::hash(b"built-in");
+        let shared = Shared::new(access, 0);
+        Wanted::begin(local, shared, engine, built_in, Arc::default())
+    }
+
     /// Wants the policies of a state, and waits until the host may lead with them, at most so long.
     async fn bring(local: &Modules, image: &Image, file: &[u8], limit: Duration) -> Wanted {
-        // The file is here, so etcd is not asked.
-        let etcd = Etcd::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
-        let shared = Shared::new(Arc::new(etcd), Arc::new(MachineClock), "plant7");
-        let (arrived, built_in) = (Arc::<Notify>::default(), blake3::hash(b"built-in"));
-        let engine = Arc::new(Engine::new().unwrap());
-        let (wanted, fetching) =
-            Wanted::begin(local.clone(), shared, engine, built_in, arrived.clone());
+        // The file will be here, so etcd is not asked.
+        let (wanted, fetching) = begin(local.clone());
         wanted.name(image);
         // The file is saved before it is compiled.
         local.save(&blake3::hash(file), file).unwrap();
@@ -318,17 +320,12 @@ mod tests {
         wanted
     }
 
-    /// Regression: a host that had removed the file of a policy while it led did not fetch it again
-    /// if the log named the same policies as before.
+    /// A host that led may have removed the file of a policy that the log still names.
     #[tokio::test]
     async fn policies_are_looked_for_each_time_that_they_are_named() {
         let directory = tempfile::tempdir().unwrap();
-        let etcd = Etcd::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
-        let shared = Shared::new(Arc::new(etcd), Arc::new(MachineClock), "plant7");
-        let (local, built_in) = (Modules::of(directory.path()), blake3::hash(b"built-in"));
-        let engine = Arc::new(Engine::new().unwrap());
-        let (wanted, _fetching) = Wanted::begin(local, shared, engine, built_in, Arc::default());
-        let image = image(built_in);
+        let (wanted, _fetching) = begin(Modules::of(directory.path()));
+        let image = image(blake3::hash(b"built-in"));
         let mut named = wanted.named.subscribe();
         for _ in 0..2 {
             wanted.name(&image);

@@ -199,22 +199,18 @@ impl<R: Roles> Embedder for Replica<R> {
     }
 
     fn leading(&mut self, takeover: Takeover) {
-        let Takeover {
-            log,
-            previous,
-            since,
-        } = takeover;
         let mut image = std::mem::replace(&mut self.image, self.roles.empty());
         image.finish();
-        let now_ms = self.begins_ms(&previous, since, &image);
+        let now_ms = self.begins_ms(&takeover.previous, takeover.since, &image);
         let clock = Clock::resume(Arc::new(SystemSource::default()), now_ms);
         self.store_ms = Some(clock.shown());
-        match self.roles.lead(image, ClusterLog::new(log.clone()), clock) {
+        let log = ClusterLog::new(takeover.log.clone());
+        match self.roles.lead(image, log, clock) {
             Ok(leading) => self.leading = Some(leading),
             Err(error) => {
                 tracing::error!("this host cannot lead, so it hands over: {error:#}");
                 self.failed = Some(format!("{error:#}"));
-                log.hand_over();
+                takeover.log.hand_over(None);
             }
         }
     }

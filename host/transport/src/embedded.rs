@@ -33,26 +33,17 @@ pub struct StoreService {
 }
 
 impl StoreService {
-    /// A service that passes all requests to `intake`.
-    pub fn new(intake: Arc<dyn Intake>) -> Self {
+    /// A service that passes requests to `intake`. Without rules every client may do everything.
+    pub fn new(
+        intake: Arc<dyn Intake>,
+        orders: Option<Arc<dyn Orders>>,
+        rules: Option<Arc<Authorizer>>,
+    ) -> Self {
         Self {
             intake,
-            orders: None,
-            rules: None,
+            orders,
+            rules,
         }
-    }
-
-    /// The same, with a handler of orders.
-    pub fn with_orders(self, orders: Arc<dyn Orders>) -> Self {
-        Self {
-            orders: Some(orders),
-            ..self
-        }
-    }
-
-    /// The same with authorization rules, if there are any.
-    pub fn under(self, rules: Option<Arc<Authorizer>>) -> Self {
-        Self { rules, ..self }
     }
 }
 
@@ -160,21 +151,9 @@ fn token(ticket: Ticket) -> Option<Token> {
     }
 }
 
-/// Sends outputs through the broker.
-pub struct Embedded {
-    broker: Broker,
-}
-
-impl Embedded {
-    /// Delivers through `broker`.
-    pub fn new(broker: Broker) -> Self {
-        Self { broker }
-    }
-}
-
-impl Transport for Embedded {
+impl Transport for Broker {
     fn deliver(&self, ready: &mut dyn FnMut(&mut Vec<Outbound>)) {
-        self.broker.batch(|batch| {
+        self.batch(|batch| {
             let mut out = Vec::new();
             loop {
                 ready(&mut out);

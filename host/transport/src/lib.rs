@@ -98,15 +98,12 @@ pub trait Intake: Send + Sync {
 
     /// Announces the payloads of requests of a session that are about to be passed to
     /// [`take_some`](Self::take_some), so that what they need can be loaded together.
-    fn announce(&self, session: SessionId, payloads: &mut dyn Iterator<Item = &[u8]>) {
-        let _ = (session, payloads);
-    }
+    fn announce(&self, _session: SessionId, _payloads: &mut dyn Iterator<Item = &[u8]>) {}
 
     /// Handles requests of one connection, for at most one turn. Leaves the rest in the iterator
     /// after some bytes of responses, and while too many outputs that this connection caused wait
     /// for the log. Inputs after a request that ended its connection are never left over.
-    fn take_some(&self, connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
-        let _ = connection;
+    fn take_some(&self, _connection: ConnectionId, batch: &mut dyn Iterator<Item = Inbound<'_>>) {
         self.take(batch);
     }
 }

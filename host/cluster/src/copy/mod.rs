@@ -32,7 +32,6 @@ use crate::host::{Host, RETRY};
 use crate::limits;
 use crate::member::Member;
 use crate::options::Options;
-use crate::pieces;
 use store::{CopyError, CopyStore, Resumed};
 use work::Work;
 
@@ -271,9 +270,10 @@ impl<S: CopyStore> LogCopy<S> {
         let Some((info, next)) = next else {
             return Ok(());
         };
-        let values = match pieces::read(&self.host, &info, next, None, paging).await {
+        let range = self.host.keys.pieces_from(info.id, next);
+        let values = match self.host.read_page(&range, None, paging).await {
             Ok(None) => return Ok(()),
-            Ok(Some(values)) => values,
+            Ok(Some(page)) => page.values,
             Err(error) => {
                 tracing::debug!("reading the snapshot again: {error}");
                 self.host.clock.sleep(limits::COPY_RETRY).await;

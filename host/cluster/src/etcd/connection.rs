@@ -40,7 +40,6 @@ pub(super) struct Server {
     is_foreign: Arc<AtomicBool>,
 }
 
-/// The connection to a server.
 #[derive(Debug)]
 struct Link {
     channel: Channel,
@@ -87,7 +86,6 @@ impl Server {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The present connection.
     fn channel(&self) -> Channel {
         self.link().channel.clone()
     }
@@ -112,7 +110,6 @@ impl Server {
         tracing::info!("connecting to etcd at {url} with the present certificates");
     }
 
-    /// Sends each request as this user.
     pub(super) fn log_in(&mut self, login: Login) {
         self.session = Some(Session::new(login));
     }
@@ -210,7 +207,6 @@ fn authorized<Q>(request: Q, token: Token) -> Request<Q> {
     request
 }
 
-/// One request and its response.
 pub(super) async fn unary<Q, A>(
     server: &Server,
     path: &'static str,

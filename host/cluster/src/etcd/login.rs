@@ -40,7 +40,6 @@ impl fmt::Debug for Login {
     }
 }
 
-/// A login at one server.
 #[derive(Clone, Debug)]
 pub(super) struct Session {
     login: Login,

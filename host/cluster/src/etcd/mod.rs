@@ -145,25 +145,6 @@ impl Etcd {
             Err(error) => Err(error),
         }
     }
-
-    /// Disarms the alarm of each server whose quota was used up.
-    async fn disarm_quota(&self) -> Result<(), EngineError> {
-        let server = self.server();
-        let request = |action: AlarmAction, member, alarm: AlarmType| AlarmRequest {
-            action: action.into(),
-            member,
-            alarm: alarm.into(),
-        };
-        let all = request(AlarmAction::Get, 0, AlarmType::None);
-        let response: AlarmResponse = unary(server, ALARM, all).await?;
-        for alarm in response.alarms {
-            if alarm.alarm == i32::from(AlarmType::NoSpace) {
-                let off = request(AlarmAction::Deactivate, alarm.member, AlarmType::NoSpace);
-                unary::<_, AlarmResponse>(server, ALARM, off).await?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Whether the connection to an endpoint with this URL is encrypted.
@@ -381,7 +362,23 @@ impl Engine for Etcd {
     }
 
     fn disarm(&self) -> Call<'_, ()> {
-        Box::pin(self.disarm_quota())
+        let request = |action: AlarmAction, member, alarm: AlarmType| AlarmRequest {
+            action: action.into(),
+            member,
+            alarm: alarm.into(),
+        };
+        Box::pin(async move {
+            let server = self.server();
+            let all = request(AlarmAction::Get, 0, AlarmType::None);
+            let response: AlarmResponse = unary(server, ALARM, all).await?;
+            for alarm in response.alarms {
+                if alarm.alarm == i32::from(AlarmType::NoSpace) {
+                    let off = request(AlarmAction::Deactivate, alarm.member, AlarmType::NoSpace);
+                    unary::<_, AlarmResponse>(server, ALARM, off).await?;
+                }
+            }
+            Ok(())
+        })
     }
 
     fn examine(&self) -> Call<'_, Vec<Finding>> {

@@ -11,7 +11,6 @@ pub(super) enum Verdict {
     Unusable(String),
 }
 
-/// Judges a version of etcd.
 pub(super) fn judge(version: &str) -> Verdict {
     let mut parts = version.split(['.', '-', '+']).map(str::parse::<u32>);
     let mut next = || parts.next().and_then(Result::ok);
@@ -51,7 +50,7 @@ pub(super) fn check_version(version: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Verdict, check_version, judge};
+    use super::*;
 
     #[test]
     fn version_with_wrong_revisions_is_doubtful() {

@@ -13,9 +13,8 @@ use crate::host::{Host, RETRY};
 use crate::limits;
 use crate::member::Signals;
 use crate::options::broken;
-use crate::pieces::{self, Differs, Pieces};
+use crate::pieces::{Differs, Pieces};
 
-/// Why an attempt to join failed.
 enum Failed {
     /// Another attempt can succeed. A call that failed has changed the server.
     Retry(String),
@@ -109,7 +108,6 @@ async fn attempt<'a>(
     Ok((follower, watch))
 }
 
-/// The follower before the first frame.
 fn begin<'a>(host: &'a Host, signals: &'a Signals, head: Head, bytes: Bytes) -> Follower<'a> {
     let mut cursor = Cursor::after(head.snapshot.as_ref(), head.cluster);
     cursor.trusts_reads = broken!(host.options, FollowerTrustsReads);
@@ -141,10 +139,10 @@ async fn read_snapshot(
     let mut pieces = Pieces::new(*snapshot);
     let mut paging = Paging::new();
     while !pieces.is_complete() {
-        let at = Some(revision);
-        let page = pieces::read(host, snapshot, pieces.next(), at, &mut paging).await?;
-        if let Some(values) = page {
-            pieces.accept(host, &values, |block| {
+        let range = host.keys.pieces_from(snapshot.id, pieces.next());
+        let page = host.read_page(&range, Some(revision), &mut paging).await?;
+        if let Some(page) = page {
+            pieces.accept(host, &page.values, |block| {
                 embedder.block(block).map_err(Stop::Embedder)?;
                 Ok::<_, Failed>(())
             })?;

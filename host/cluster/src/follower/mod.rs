@@ -25,14 +25,12 @@ use crate::presence::Role;
 pub(crate) use join::join;
 use suspicion::Suspicion;
 
-/// The state of a follower.
 #[derive(Debug)]
 pub(crate) struct Follower<'a> {
     host: &'a Host,
     signals: &'a Signals,
     /// What was applied.
     cursor: Cursor,
-    /// The newest known head.
     seen: Seen,
     /// Bytes of frames since the newest snapshot, approximately.
     log_bytes: u64,
@@ -44,7 +42,6 @@ pub(crate) struct Follower<'a> {
     missed: u32,
 }
 
-/// A value of the head.
 #[derive(Clone, Debug)]
 struct Seen {
     head: Head,
@@ -53,33 +50,26 @@ struct Seen {
     at: Duration,
 }
 
-/// How following ended.
-pub(crate) enum Followed {
-    /// This host won a campaign.
-    Won(Box<Won>),
-    /// The log was truncated before this host could read it.
-    Rejoin,
-}
-
 impl Follower<'_> {
-    /// Follows the log by a watch that begins after the last read frame.
+    /// Follows the log by a watch that begins after the last read frame, until this host wins a
+    /// campaign. `None` if the log was truncated before this host could read it.
     pub(crate) async fn follow(
         mut self,
         mut watch: Watch,
         embedder: &mut dyn Embedder,
-    ) -> Result<Followed, Stop> {
+    ) -> Result<Option<Won>, Stop> {
         let mut suspicion = Suspicion::new(self.host.now());
         let mut announced = None;
         loop {
             while self.cursor.seq < self.seen.head.seq {
                 if !self.catch_up(embedder).await? {
-                    return Ok(Followed::Rejoin);
+                    return Ok(None);
                 }
             }
             if suspicion.may_campaign(&self)
                 && let Some(won) = self.campaign(&mut suspicion, embedder).await?
             {
-                return Ok(Followed::Won(Box::new(won)));
+                return Ok(Some(won));
             }
             let epoch = Some(self.seen.head.epoch);
             if announced != epoch {
@@ -112,7 +102,6 @@ impl Follower<'_> {
         }
     }
 
-    /// Announces this host as a follower.
     fn describe(&self, embedder: &mut dyn Embedder) {
         let (presence, epoch) = (&self.signals.presence, self.seen.head.epoch);
         presence.describe(self.host, Role::Following, epoch, embedder);
@@ -189,7 +178,6 @@ impl Follower<'_> {
         value.value.map_or(Ok(false), |bytes| self.saw_head(bytes))
     }
 
-    /// Applies a frame if it continues the log.
     fn frame(&mut self, bytes: &Bytes, embedder: &mut dyn Embedder) -> Result<Accepted, Stop> {
         let accepted = self.cursor.accept(bytes, |first, records| {
             for (record, number) in records.iter().zip(first.0..) {

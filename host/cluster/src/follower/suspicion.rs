@@ -26,7 +26,6 @@ pub(super) struct Suspicion {
     challenged_at: Option<Duration>,
     /// The leader was silent for long enough.
     is_silent: bool,
-    /// The time of the next tick.
     pub(super) next_at: Duration,
     /// No campaign before.
     not_before: Duration,

@@ -49,7 +49,6 @@ impl<'a> Chores<'a> {
         }
     }
 
-    /// Runs until it is dropped.
     pub(super) async fn run(&self) {
         tokio::join!(self.answer_challenges(), self.watch_room(), self.compact());
     }

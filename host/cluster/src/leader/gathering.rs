@@ -14,7 +14,6 @@ pub(super) struct Answered {
     pub(super) bytes: usize,
 }
 
-/// When the leader waits for more.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
     /// Transactions without a wait, after a wait in vain. Doubles with each.
@@ -38,7 +37,6 @@ impl Gathering {
         Some(all - all / limits::GATHER_DIVISOR).filter(|it| *it > waiting)
     }
 
-    /// A wait ended.
     pub(super) fn ended(&mut self, is_complete: bool) {
         self.pause = match is_complete {
             true => 0,

@@ -41,7 +41,6 @@ pub struct LeaderLog {
     /// The end of the lease on this host's clock, in nanoseconds.
     lease_end_ns: AtomicU64,
     space: Space,
-    /// Whether the engine refuses to grow.
     fullness: Arc<Fullness>,
     figures: Arc<Figures>,
     ended: AtomicBool,
@@ -71,7 +70,6 @@ struct State {
     /// The number of transactions that were begun, and that were decided.
     begun: u64,
     decided: u64,
-    /// When the present transaction was begun.
     undecided_since: Option<Duration>,
 }
 
@@ -85,7 +83,6 @@ struct Group {
     body: Vec<u8>,
 }
 
-/// The body of the next frame.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) kind: Kind,
@@ -95,14 +92,12 @@ pub(super) struct Taken {
     pub(super) body: Vec<u8>,
 }
 
-/// The next work of the leader's loop.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) taken: Option<Taken>,
     pub(super) renewal: bool,
     pub(super) handover: Option<Successor>,
     pub(super) log_format: u16,
-    /// Modules to remove.
     pub(super) unneeded: Vec<[u8; 32]>,
 }
 
@@ -323,23 +318,14 @@ impl LeaderLog {
     }
 
     /// Ends the leadership when everything appended so far is committed, so that another host
-    /// takes over without waiting for the lease. The embedder must decide nothing any more. Takes
-    /// as long as the engine does not answer, so a process that ends must bound its wait for
+    /// takes over without waiting for the lease: `to`, or any. If `to` does not take over within
+    /// [`crate::Timing::precedence`], any host may. The embedder must decide nothing any more.
+    /// Takes as long as the engine does not answer, so a process that ends must bound its wait for
     /// [`crate::Embedder::ended`].
-    pub fn hand_over(&self) {
-        self.end_by(Successor::new());
-    }
-
-    /// Hands over like [`Self::hand_over`], and names the host that should lead next. If it does
-    /// not take over within [`crate::Timing::precedence`], any host may.
-    pub fn hand_over_to(&self, host: &str) {
+    pub fn hand_over(&self, to: Option<&str>) {
         // A longer name would make the head unreadable.
-        let fits = host.len() <= limits::HOST_NAME_BYTES_MAX;
-        self.end_by(if fits { host.to_owned() } else { String::new() });
-    }
-
-    fn end_by(&self, successor: Successor) {
-        self.locked().wants_handover = Some(successor);
+        let to = to.filter(|it| it.len() <= limits::HOST_NAME_BYTES_MAX);
+        self.locked().wants_handover = Some(to.unwrap_or_default().to_owned());
         self.work.notify_one();
     }
 
@@ -428,7 +414,6 @@ impl LeaderLog {
             || !state.unneeded.is_empty()
     }
 
-    /// Takes the next work.
     pub(super) fn take(&self, sizes: &Sizes) -> Work {
         let mut state = self.locked();
         let taken = state.take(sizes);
@@ -500,7 +485,6 @@ impl LeaderLog {
         (!wait.is_zero()).then_some(wait)
     }
 
-    /// The leadership is over.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         let mut state = self.locked();
@@ -512,7 +496,6 @@ impl LeaderLog {
 }
 
 impl State {
-    /// The modules that the next transaction removes.
     fn unneeded(&self) -> Vec<[u8; 32]> {
         let committed = self.unneeded.iter().filter(|it| it.1 <= self.committed);
         let modules = committed.map(|it| it.0);

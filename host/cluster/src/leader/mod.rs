@@ -33,7 +33,6 @@ use log::Taken;
 pub use log::{LeaderLog, NotLeading, TooLarge};
 use snapshot::Snapshots;
 
-/// A campaign that succeeded.
 #[derive(Debug)]
 pub(crate) struct Won {
     /// The new head, with its encoding.
@@ -58,10 +57,9 @@ impl Won {
         if previous.leader.is_empty() {
             return None;
         }
-        let is_own = host.was_own(previous);
         Some(match previous.released {
             true => After::Handover,
-            false if is_own => After::Restart,
+            false if host.was_own(previous) => After::Restart,
             false => After::Silence,
         })
     }
@@ -338,12 +336,8 @@ impl Leader<'_> {
         figures.saw(&self.head, self.snapshots.log_bytes());
         figures.applied(self.head.position, self.snapshots.log_bytes());
         self.log.space().written(written as u64);
-        if truncates
-            && self
-                .head
-                .snapshot
-                .is_some_and(|it| it.first_seq == self.head.oldest)
-        {
+        let oldest = self.head.oldest;
+        if truncates && (self.head.snapshot).is_some_and(|it| it.first_seq == oldest) {
             self.chores.truncated(revision);
         }
         self.log.removed(&step.removed_modules);

@@ -1,12 +1,11 @@
 //! The leader's snapshots: when one is due, its pieces, and the truncation after it.
 //!
-//! A snapshot is a sequence of blocks (len u32 | block), cut into pieces of equal size. Its blocks
-//! are captured at different times and may contain records that are not yet committed. So the head
-//! must not name a snapshot before the last record that it can contain is committed.
+//! Its blocks are captured at different times and may contain records that are not yet committed.
+//! So the head must not name a snapshot before the last record that it can contain is committed.
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use statehouse_protocol::LogPosition;
 
 use super::log::LeaderLog;
@@ -15,8 +14,8 @@ use crate::engine::KeyRange;
 use crate::head::{Head, SnapshotInfo};
 use crate::host::Host;
 use crate::limits;
+use crate::pieces::Cutter;
 
-/// The snapshots of one leadership.
 #[derive(Debug, Default)]
 pub(super) struct Snapshots {
     /// Bytes of frames since the last snapshot began.
@@ -33,18 +32,15 @@ pub(super) struct Snapshots {
 #[derive(Debug)]
 struct Running {
     info: SnapshotInfo,
-    hasher: blake3::Hasher,
+    cutter: Cutter,
     /// Bytes of the snapshot and the frames before it.
     replaced_bytes: u64,
-    /// Blocks that are not yet in a piece.
-    buffer: BytesMut,
     /// The last record that the blocks can contain. `None` until the last block is captured.
     complete: Option<LogPosition>,
     /// Bytes of frames since the snapshot began.
     log_bytes: u64,
 }
 
-/// A piece of a snapshot and its key.
 pub(super) type Piece = (Vec<u8>, Bytes);
 
 impl Snapshots {
@@ -105,9 +101,8 @@ impl Snapshots {
         embedder.begin_snapshot();
         self.running = Some(Running {
             info: SnapshotInfo::begun(head, appended),
-            hasher: blake3::Hasher::new(),
+            cutter: Cutter::default(),
             replaced_bytes: last_bytes + self.log_bytes,
-            buffer: BytesMut::new(),
             complete: None,
             log_bytes: 0,
         });
@@ -127,7 +122,7 @@ impl Snapshots {
 
     fn measure(&mut self, host: &Host, log: &LeaderLog, embedder: &dyn Embedder) {
         let rest = match &self.running {
-            Some(it) if it.complete.is_some() => it.buffer.len() as u64,
+            Some(it) if it.complete.is_some() => it.cutter.rest() as u64,
             Some(it) => embedder.snapshot_bytes().saturating_sub(it.info.bytes),
             None => embedder.snapshot_bytes(),
         };
@@ -182,29 +177,21 @@ impl Snapshots {
         if host.now() < self.next_at {
             return None;
         }
-        let filled = running.fill(host.options.sizes.piece_bytes, embedder);
-        match filled {
-            Ok(true) => {}
-            Ok(false) if running.complete.is_some() => {}
-            Ok(false) => running.complete = Some(log.appended()),
-            Err(message) => {
-                self.cancel(host, log, &message);
-                return None;
-            }
-        }
-        if running.buffer.is_empty() {
+        let piece_bytes = host.options.sizes.piece_bytes;
+        if let Err(message) = running.fill(piece_bytes, embedder) {
+            self.cancel(host, log, &message);
             return None;
         }
+        if running.cutter.is_complete() {
+            running.complete.get_or_insert_with(|| log.appended());
+        }
+        let piece = running.cutter.cut(piece_bytes)?;
         log.makes_room(running.replaced_bytes);
         let pause = match log.space().is_tight() {
             true => Duration::ZERO,
             false => host.options.timing.piece,
         };
         self.next_at = host.now() + pause;
-        let bytes = running.buffer.len().min(host.options.sizes.piece_bytes);
-        // A block can have many pieces, so the rest must not be copied for each.
-        let piece = running.buffer.split_to(bytes).freeze();
-        running.hasher.update(&piece);
         let info = &mut running.info;
         let key = host.keys.piece(info.id, info.pieces);
         info.pieces += 1;
@@ -217,46 +204,32 @@ impl Snapshots {
     /// The snapshot that the head may name, if all of its pieces and records are committed.
     pub(super) fn complete(&mut self, committed: LogPosition) -> Option<SnapshotInfo> {
         let running = self.running.as_ref()?;
-        if !running.buffer.is_empty() || running.complete? > committed {
+        if running.cutter.rest() > 0 || running.complete? > committed {
             return None;
         }
         let running = self.running.take()?;
         self.log_bytes = running.log_bytes;
         self.measured = None;
         Some(SnapshotInfo {
-            hash: *running.hasher.finalize().as_bytes(),
+            hash: running.cutter.hash(),
             ..running.info
         })
     }
 
-    /// When the next piece is due.
     pub(super) fn next_at(&self) -> Option<Duration> {
         let running = self.running.as_ref()?;
-        let is_cut = running.buffer.is_empty() && running.complete.is_some();
+        let is_cut = running.cutter.rest() == 0 && running.complete.is_some();
         (!is_cut).then_some(self.next_at)
     }
 }
 
 impl Running {
-    /// Captures blocks until a piece is full. Returns false after the last block.
-    fn fill(&mut self, piece_bytes: usize, embedder: &mut dyn Embedder) -> Result<bool, String> {
+    fn fill(&mut self, piece_bytes: usize, embedder: &mut dyn Embedder) -> Result<(), String> {
         if self.info.pieces >= limits::SNAPSHOT_PIECES_MAX {
             return Err("it has too many pieces: the state is larger than the engine".into());
         }
-        let mut block = Vec::new();
-        while self.buffer.len() < piece_bytes && self.complete.is_none() {
-            block.clear();
-            if !embedder.next_block(&mut block)? {
-                return Ok(false);
-            }
-            if block.len() > limits::BLOCK_BYTES_MAX {
-                return Err(format!("a block has {} bytes", block.len()));
-            }
-            self.buffer
-                .extend_from_slice(&(block.len() as u32).to_le_bytes());
-            self.buffer.extend_from_slice(&block);
-        }
-        Ok(self.complete.is_none())
+        self.cutter
+            .fill(piece_bytes, |block| embedder.next_block(block))
     }
 }
 

@@ -65,7 +65,6 @@ struct Inner {
     /// Per host, whether requests and answers are cut off.
     cuts: BTreeMap<usize, (bool, bool)>,
     observer: Option<Observer>,
-    /// Wakes the watches.
     changed: Arc<Notify>,
     /// The quota, the size of the file, and whether the alarm is armed, as in etcd.
     quota_bytes: Option<u64>,

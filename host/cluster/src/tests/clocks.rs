@@ -10,7 +10,6 @@ use crate::{After, LeaderLog};
 /// How long clients only read.
 const READS: Duration = Duration::from_secs(600);
 
-/// The time since `began` in milliseconds.
 fn since_ms(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_millis()).unwrap()
 }

@@ -10,22 +10,26 @@ use tokio::time::sleep;
 use crate::keys::Keys;
 use crate::simulated::{Faults, SimulatedClock, World};
 use crate::{
-    Clock, Description, Embedder, Ended, Engine, Head, Id, LeaderLog, LogPosition, Member, Options,
-    Stop, Takeover, create,
+    Access, Clock, Description, Embedder, Ended, Engine, Head, Id, LeaderLog, LogPosition, Member,
+    Options, Stop, Takeover, create,
 };
 
 /// Runs a future on the paused clock of tokio.
-pub(super) fn simulate(future: impl Future<Output = ()>) {
+pub(super) fn simulate<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build();
-    runtime.unwrap().block_on(future);
+    runtime.unwrap().block_on(future)
 }
 
-/// A clock without error.
 pub(super) fn clock() -> Arc<dyn Clock> {
     Arc::new(SimulatedClock::new(Duration::ZERO, 1_000_000))
+}
+
+/// The cluster `c` as operators see it.
+pub(super) fn access(world: &World) -> Access {
+    Access::new(world.engine(0), clock(), "c")
 }
 
 /// The id of the cluster `c`.
@@ -38,7 +42,6 @@ pub(super) async fn world(seed: u64) -> World {
     world
 }
 
-/// The present head.
 pub(super) async fn head(world: &World) -> Head {
     let head = world.engine(0).get(&Keys::new("c").head()).await.unwrap();
     Head::decode(&head.value.unwrap()).unwrap()
@@ -53,7 +56,6 @@ pub(super) struct Seen {
     pub(super) leader: String,
     /// The size of the next snapshot; 10 kB if it is zero.
     pub(super) state_bytes: usize,
-    /// The answer to [`Embedder::describe`].
     pub(super) description: Description,
     /// The wall clock of the host; 1 s after 1970 if it is not set.
     pub(super) wall_ms: Option<u64>,
@@ -227,7 +229,6 @@ impl Host {
         log
     }
 
-    /// Waits until the host stops.
     pub(super) async fn stops(mut self) -> Stop {
         (&mut self.task).await.unwrap()
     }

@@ -19,7 +19,6 @@ use crate::{
     SnapshotInfo, Stop, create, limits,
 };
 
-/// A copy in memory.
 #[derive(Clone, Debug, Default)]
 struct Copied {
     /// The positions after which copies began.
@@ -28,7 +27,6 @@ struct Copied {
     /// The position and the end of each snapshot, and its blocks.
     snapshots: Vec<(u64, u64, usize)>,
     blocks: usize,
-    /// The time of each snapshot that was begun.
     begun_ms: Vec<u64>,
     running: Option<u64>,
     /// The last record at each call that says that all new records were passed.
@@ -272,7 +270,6 @@ async fn copy_reads_what_it_missed() {
     assert_eq!(copied.records.len() as u64, last.0);
 }
 
-/// In an earlier version such a copy was taken for one that has caught up.
 #[tokio::test(start_paused = true)]
 async fn copy_resumed_before_its_member_reads_what_it_missed() {
     let world = world(1).await;
@@ -289,7 +286,6 @@ async fn copy_resumed_before_its_member_reads_what_it_missed() {
     assert_eq!(copy.copied().flushed[0], Some(last.0));
 }
 
-/// In an earlier version it was the time at which the host copied it, later than the last record.
 #[tokio::test(start_paused = true)]
 async fn copied_snapshot_has_the_time_at_which_it_began() {
     let world = world(1).await;
@@ -309,7 +305,6 @@ async fn copied_snapshot_has_the_time_at_which_it_began() {
     assert_eq!(copy.copied().begun_ms, [5_000]);
 }
 
-/// In an earlier version it was the time at which the head named the snapshot.
 #[tokio::test(start_paused = true)]
 async fn later_snapshot_has_the_time_at_which_it_began() {
     let world = world(1).await;
@@ -381,8 +376,7 @@ async fn copy_starts_over_after_the_log_was_truncated() {
     assert_eq!(copied.snapshots[0].0, begin);
 }
 
-/// An active cluster replaces each snapshot before a slow host has read it. In an earlier version
-/// the copy ended then, as if the log was damaged.
+/// An active cluster replaces each snapshot before a slow host has read it.
 #[tokio::test(start_paused = true)]
 async fn slow_copy_starts_over_as_often_as_necessary() {
     let world = world(1).await;
@@ -422,8 +416,8 @@ async fn copy_ends_if_the_snapshot_of_the_head_is_damaged() {
     assert!(is_damaged, "{ended}");
 }
 
-/// As after the engine was restored from a backup. In an earlier version the copy, which had the only
-/// records of acknowledged requests, started over.
+/// As after the engine was restored from a backup. Then only the copy has some acknowledged
+/// records.
 #[tokio::test(start_paused = true)]
 async fn copy_of_another_history_stops_the_host() {
     for is_ahead in [false, true] {

@@ -1,6 +1,6 @@
 //! Tests of creations that fail, are repeated, or do not fit.
 
-use super::cluster::{CLUSTER, Host, clock, world};
+use super::cluster::{CLUSTER, Host, access, world};
 use crate::keys::Keys;
 use crate::simulated::{Faults, World};
 use crate::{
@@ -51,13 +51,13 @@ async fn stored_pieces(engine: &dyn Engine) -> usize {
 #[tokio::test(start_paused = true)]
 async fn failed_creation_leaves_no_pieces() {
     let world = World::new(1, Faults::default());
-    let engine = world.engine(0);
-    let failed = create_from(&*engine, &*clock(), "c", state(1, 2, true)).await;
+    let (engine, access) = (world.engine(0), access(&world));
+    let failed = create_from(&access, state(1, 2, true)).await;
     assert!(matches!(failed, Err(ClusterError::Input(_))), "{failed:?}");
     assert_eq!(stored_pieces(&*engine).await, 0);
 
     world.limit(600_000);
-    let failed = create_from(&*engine, &*clock(), "c", state(2, 2, false)).await;
+    let failed = create_from(&access, state(2, 2, false)).await;
     let is_full = |error: &ClusterError| {
         let ClusterError::Engine { error, .. } = error else {
             return false;
@@ -70,12 +70,30 @@ async fn failed_creation_leaves_no_pieces() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failing_state_creates_no_cluster() {
+    let world = World::new(1, Faults::default());
+    let access = access(&world);
+    let too_late = FirstState {
+        position: LogPosition(u64::MAX),
+        ..state(1, 2, false)
+    };
+    for state in [too_late, state(1, 0, true)] {
+        let position = state.position;
+        let failed = create_from(&access, state).await;
+        assert!(
+            matches!(failed, Err(ClusterError::Input(_))),
+            "{position:?}: {failed:?}"
+        );
+    }
+    // A creation by the id of the states would be true also if one of them had created the cluster.
+    let created = create(&*world.engine(0), "c", Id([2; 16]), 0).await;
+    assert_eq!(created, Ok(true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn state_must_fit_twice_beside_a_reserve() {
     let world = World::new(1, Faults::default());
-    let engine = world.engine(0);
-    let check = async |sizes: (u64, u64), quota_bytes: u64| {
-        check_room(&*engine, &*clock(), "c", sizes, quota_bytes).await
-    };
+    let access = access(&world);
     for (sizes, fits) in [
         ((380, 0), true),
         ((400, 0), false),
@@ -83,13 +101,13 @@ async fn state_must_fit_twice_beside_a_reserve() {
         ((300, 200), false),
         ((u64::MAX, u64::MAX), false),
     ] {
-        let checked = check(sizes, 1_000).await;
+        let checked = check_room(&access, sizes, 1_000).await;
         assert_eq!(checked.is_ok(), fits, "{sizes:?}: {checked:?}");
     }
-    let error = check((400, 0), 1_000).await.unwrap_err();
+    let error = check_room(&access, (400, 0), 1_000).await.unwrap_err();
     assert!(matches!(error, ClusterError::Limit { .. }), "{error}");
     assert!(error.to_string().contains("--cluster-quota"), "{error}");
     // The engine knows its quota better.
     world.limit(2_000);
-    check((400, 0), 1_000).await.unwrap();
+    check_room(&access, (400, 0), 1_000).await.unwrap();
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use super::store::{State, Write};
 use crate::{Assembler, Chain, Frame, Head, Id, LogPosition, Transaction, chain, records};
 
-/// The truth of one run.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     order: (u64, u64),
@@ -23,7 +22,6 @@ pub(super) struct Ledger {
     deciding: u64,
     /// The id of the newest complete snapshot.
     named: u64,
-    /// The first contradiction.
     pub(super) violation: Option<String>,
     pub(super) joins: u64,
     pub(super) snapshots: u64,
@@ -186,7 +184,6 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// Adds the counts of another run.
     pub(super) fn add(&mut self, other: &Self) {
         self.joins += other.joins;
         self.snapshots += other.snapshots;
@@ -198,7 +195,6 @@ impl Ledger {
         self.parts += other.parts;
     }
 
-    /// What happened.
     pub(super) fn summary(&self) -> String {
         format!(
             "joins {}, takeovers {}, snapshots {}, refused {}, renewals {}, writes {}, reads {}, parts {}",

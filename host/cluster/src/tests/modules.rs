@@ -7,10 +7,11 @@ use super::operators::{module, remove};
 use crate::access::{delete, put};
 use crate::keys::Keys;
 use crate::simulated::{Faults, World};
-use crate::{ClusterError, Modules};
+use crate::{Access, ClusterError, Modules};
 
 fn modules(world: &World, host: usize) -> Modules {
-    Modules::new(world.engine(host), clock(), "c")
+    let access = Access::new(world.engine(host), clock(), "c");
+    Modules::new(access, 2 << 30)
 }
 
 /// The keys that transactions write from now on, as soon as they are applied.
@@ -25,8 +26,6 @@ fn written(world: &World) -> mpsc::UnboundedReceiver<Vec<u8>> {
     receiver
 }
 
-/// In an earlier version the first writer marked the module as stored, because the second one had
-/// begun it again.
 #[tokio::test(start_paused = true)]
 async fn module_removed_and_begun_again_is_complete_when_stored() {
     let world = World::new(1, Faults::default());
@@ -74,7 +73,6 @@ async fn writers_at_the_same_time_share_an_attempt() {
     assert!(stored == Some(module), "the module lacks pieces");
 }
 
-/// In an earlier version the mark of a module was trusted, so that it stayed damaged.
 #[tokio::test(start_paused = true)]
 async fn damaged_module_is_completed_by_the_next_writer() {
     let world = World::new(1, Faults::default());

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::cluster::{self, Host, clock, head};
+use super::cluster::{self, Host, access, clock, head};
 use crate::access::{always, put};
 use crate::keys::Keys;
 use crate::simulated::{Faults, World};
 use crate::{
-    ClusterError, FirstState, Head, Id, LogPosition, Modules, Role, Severity, check, create,
-    create_from, identity, limits, members, overview, remove_member,
+    Access, ClusterError, FirstState, Head, Id, LogPosition, Modules, Role, Severity, check,
+    create, create_from, identity, limits, members, overview, remove_member,
 };
 
 fn world() -> World {
@@ -25,8 +25,8 @@ pub(super) fn module(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|it| (it / 1000) as u8).collect()
 }
 
-fn modules(world: &World) -> Modules {
-    Modules::new(world.engine(0), clock(), "c")
+pub(super) fn modules(world: &World) -> Modules {
+    Modules::new(access(world), 2 << 30)
 }
 
 #[tokio::test(start_paused = true)]
@@ -178,7 +178,7 @@ async fn modules_beyond_the_limits_are_refused() {
         modules.put(&number.to_le_bytes()).await.unwrap();
     }
     refused(modules.put(b"one more").await.unwrap_err(), "number");
-    let cramped = modules.clone().with_quota_bytes(1000);
+    let cramped = Modules::new(access(&world), 1000);
     let first = *blake3::hash(&0_usize.to_le_bytes()).as_bytes();
     remove(&world, &first).await;
     refused(cramped.put(b"one more").await.unwrap_err(), "database");
@@ -187,15 +187,17 @@ async fn modules_beyond_the_limits_are_refused() {
 #[tokio::test(start_paused = true)]
 async fn cluster_has_a_secret_from_its_creation() {
     let world = world();
-    let (engine, clock) = (world.engine(0), clock());
-    let error = identity(&*engine, &*clock, "c").await.unwrap_err();
+    let (engine, access) = (world.engine(0), access(&world));
+    let error = identity(&access).await.unwrap_err();
     assert!(matches!(error, ClusterError::NotCreated(_)), "{error}");
     create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
-    let first = identity(&*engine, &*clock, "c").await.unwrap();
+    let first = identity(&access).await.unwrap();
     create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
-    assert_eq!(identity(&*engine, &*clock, "c").await.unwrap(), first);
+    assert_eq!(identity(&access).await.unwrap(), first);
     create(&*engine, "d", Id([2; 16]), 0).await.unwrap();
-    let other = identity(&*engine, &*clock, "d").await.unwrap();
+    let other = identity(&Access::new(engine.clone(), clock(), "d"))
+        .await
+        .unwrap();
     assert_ne!(other.1, first.1);
     assert_eq!((first.0, other.0), (Id([1; 16]), Id([2; 16])));
     assert_eq!(format!("{:?}", first.1), "Secret(..)");
@@ -203,7 +205,9 @@ async fn cluster_has_a_secret_from_its_creation() {
     let head = Head::first(Id([3; 16]), 0).encode();
     let old = put(Keys::new("old").head(), head.into());
     engine.transact(&old).await.unwrap();
-    let error = identity(&*engine, &*clock, "old").await.unwrap_err();
+    let error = identity(&Access::new(engine.clone(), clock(), "old"))
+        .await
+        .unwrap_err();
     assert!(matches!(error, ClusterError::NoSecret(_)), "{error}");
 }
 
@@ -229,19 +233,19 @@ fn blocks() -> Vec<Vec<u8>> {
 #[tokio::test(start_paused = true)]
 async fn host_reads_the_state_from_which_its_cluster_began() {
     let world = world();
-    let (engine, clock) = (world.engine(0), clock());
+    let (engine, access) = (world.engine(0), access(&world));
     // Two creations that are given up, one of them by another operator.
     for id in [9, 1] {
-        let creation = create_from(&*engine, &*clock, "c", state(id));
+        let creation = create_from(&access, state(id));
         let creation = timeout(Duration::from_millis(15), creation);
         assert!(creation.await.is_err(), "it was created too early");
     }
-    assert!(create_from(&*engine, &*clock, "c", state(1)).await.unwrap());
-    assert!(create_from(&*engine, &*clock, "c", state(1)).await.unwrap());
-    let other = create_from(&*engine, &*clock, "c", state(9)).await.unwrap();
+    assert!(create_from(&access, state(1)).await.unwrap());
+    assert!(create_from(&access, state(1)).await.unwrap());
+    let other = create_from(&access, state(9)).await.unwrap();
     assert!(!other, "another cluster exists");
     assert!(!create(&*engine, "c", Id([9; 16]), 0).await.unwrap());
-    identity(&*engine, &*clock, "c").await.unwrap();
+    identity(&access).await.unwrap();
     // 710 033 bytes, and none of the other creation.
     let pieces = Keys::new("c").all_snapshots();
     let pieces = engine.range(&pieces, None, 16).await.unwrap().values;
@@ -263,16 +267,14 @@ async fn host_reads_the_state_from_which_its_cluster_began() {
 #[tokio::test(start_paused = true)]
 async fn snapshot_replaces_the_first_one() {
     let world = world();
-    let engine = world.engine(0);
-    create_from(&*engine, &*clock(), "c", state(1))
-        .await
-        .unwrap();
+    let access = access(&world);
+    create_from(&access, state(1)).await.unwrap();
     let host = Host::start(&world, "a", |it| it.sizes.snapshot_after_bytes = 5_000);
     let log = host.leads().await;
     for _ in 0..3_000 {
         Host::append(&log, &[1; 1000]).await;
     }
-    let newest = overview(&*engine, &*clock(), "c", 2_000).await.unwrap();
+    let newest = overview(&access, 2_000).await.unwrap();
     let snapshot = newest.head.snapshot.unwrap();
     assert_eq!(
         snapshot.bytes, 10_004,
@@ -284,27 +286,6 @@ async fn snapshot_replaces_the_first_one() {
         .wait(|it| (!it.records.is_empty()).then_some(()))
         .await;
     assert_eq!(newcomer.seen.lock().unwrap().blocks.len(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn failing_state_creates_no_cluster() {
-    let world = world();
-    let (engine, clock) = (world.engine(0), clock());
-    let failing = FirstState {
-        id: Id([1; 16]),
-        now_ms: 0,
-        position: LogPosition::NONE,
-        next_block: |_: &mut Vec<u8>| Err("the directory is damaged".to_owned()),
-    };
-    let error = create_from(&*engine, &*clock, "c", failing).await;
-    assert!(matches!(error, Err(ClusterError::Input(_))), "{error:?}");
-    let too_late = FirstState {
-        position: LogPosition(u64::MAX),
-        ..state(1)
-    };
-    let error = create_from(&*engine, &*clock, "c", too_late).await;
-    assert!(matches!(error, Err(ClusterError::Input(_))), "{error:?}");
-    assert!(create(&*engine, "c", Id([2; 16]), 0).await.unwrap());
 }
 
 /// Counts the writes of records of members, and all others.
@@ -323,14 +304,14 @@ pub(super) fn count_writes(world: &World) -> Arc<[AtomicU64; 2]> {
 async fn members_write_their_records_at_changes_only() {
     let world = cluster::world(1).await;
     let counts = count_writes(&world);
-    let (engine, clock) = (world.engine(0), clock());
+    let access = access(&world);
     let first = Host::start(&world, "a", |_| {});
     let log = first.leads().await;
     let second = Host::start(&world, "b", |_| {});
     second.follows("a").await;
     sleep(Duration::from_secs(1)).await;
     let roles = async || {
-        let listed = members(&*engine, &*clock, "c").await.unwrap();
+        let listed = members(&access).await.unwrap();
         let role = |it: crate::MemberEntry| {
             let info = it.info.unwrap();
             assert_eq!(info.description.version, "1.2.3");
@@ -355,34 +336,34 @@ async fn members_write_their_records_at_changes_only() {
     first.member.describe_again();
     sleep(Duration::from_secs(1)).await;
     assert_eq!(counts[0].load(Ordering::Relaxed), before[0] + 1);
-    let listed = members(&*engine, &*clock, "c").await.unwrap();
+    let listed = members(&access).await.unwrap();
     let info = listed[0].info.as_ref().unwrap();
     assert_eq!(info.description.missing_modules, [[7; 32]]);
 
-    log.hand_over();
+    log.hand_over(None);
     second.leads().await;
     sleep(Duration::from_secs(5)).await;
     let following = ("a".to_owned(), Role::Following, 2);
     let leading = ("b".to_owned(), Role::Leading, 2);
     assert_eq!(roles().await, [following, leading]);
     drop(first);
-    remove_member(&*engine, &*clock, "c", "a").await.unwrap();
+    remove_member(&access, "a").await.unwrap();
     assert_eq!(roles().await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn unreadable_record_does_not_hide_the_other_members() {
     let world = cluster::world(1).await;
-    let (engine, clock) = (world.engine(0), clock());
+    let (engine, access) = (world.engine(0), access(&world));
     let later = put(Keys::new("c").member("later"), vec![9, 0, 1].into());
     engine.transact(&later).await.unwrap();
     let host = Host::start(&world, "a", |_| {});
     host.leads().await;
     sleep(Duration::from_secs(1)).await;
-    let listed = members(&*engine, &*clock, "c").await.unwrap();
+    let listed = members(&access).await.unwrap();
     assert_eq!((listed.len(), listed[1].host.as_str()), (2, "later"));
     assert!(listed[0].info.is_ok() && listed[1].info.is_err());
-    let shown = overview(&*engine, &*clock, "c", 2_000).await.unwrap();
+    let shown = overview(&access, 2_000).await.unwrap();
     let shown = shown.to_string();
     assert!(shown.contains("leader    a at h:1, epoch 1"), "{shown}");
     assert!(
@@ -398,18 +379,18 @@ async fn unreadable_record_does_not_hide_the_other_members() {
 #[tokio::test(start_paused = true)]
 async fn check_reports_what_is_wrong() {
     let world = world();
-    let (engine, clock) = (world.engine(0), clock());
-    let report = check(&*engine, &*clock, "c", 1_000, 1 << 30).await;
+    let (engine, access) = (world.engine(0), access(&world));
+    let report = check(&access, 1_000, 1 << 30).await;
     assert_eq!(report.worst(), Severity::Failure, "{report}");
     assert!(report.to_string().contains("does not exist"), "{report}");
     create(&*engine, "c", Id([1; 16]), 0).await.unwrap();
-    let report = check(&*engine, &*clock, "c", 1_000, 1 << 30).await;
+    let report = check(&access, 1_000, 1 << 30).await;
     assert!(report.to_string().contains("no leader yet"), "{report}");
     let leader = Host::start(&world, "a", |_| {});
     leader.leads().await;
     let follower = Host::start(&world, "b", |_| {});
     sleep(Duration::from_secs(2)).await;
-    let report = check(&*engine, &*clock, "c", 1_000, 1 << 30).await;
+    let report = check(&access, 1_000, 1 << 30).await;
     assert_eq!(report.worst(), Severity::Good, "{report}");
     let key = Keys::new("c").check();
     assert_eq!(engine.get(&key).await.unwrap().value, None);
@@ -419,20 +400,20 @@ async fn check_reports_what_is_wrong() {
     follower.member.describe_again();
     sleep(Duration::from_secs(1)).await;
     world.limit(100);
-    let report = check(&*engine, &*clock, "c", 0, 1 << 30).await;
+    let report = check(&access, 0, 1 << 30).await;
     let named = ["different settings", "--node, --dialect"];
     let found = report.to_string();
     assert!(named.iter().all(|it| found.contains(it)), "{report}");
     assert!(report.to_string().contains("FAILURE"), "{report}");
     world.cut(0, true, true);
-    let report = check(&*engine, &*clock, "c", 0, 1 << 30).await;
+    let report = check(&access, 0, 1 << 30).await;
     assert_eq!(report.worst(), Severity::Failure, "{report}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn clock_that_is_behind_or_ahead_is_reported() {
     let world = cluster::world(1).await;
-    let (engine, clock) = (world.engine(0), clock());
+    let (engine, access) = (world.engine(0), access(&world));
     let host = Host::start(&world, "a", |_| {});
     let log = host.leads().await;
     // The leader's clock shows 1000 ms.
@@ -444,7 +425,7 @@ async fn clock_that_is_behind_or_ahead_is_reported() {
         };
         let report = tokio::select! {
             () = appends => panic!("appends ended"),
-            report = check(&*engine, &*clock, "c", now_ms + 990, 1 << 30) => report,
+            report = check(&access, now_ms + 990, 1 << 30) => report,
         };
         assert!(report.to_string().contains(word), "{report}");
     }
@@ -453,7 +434,7 @@ async fn clock_that_is_behind_or_ahead_is_reported() {
     future.now_ms = 100_000;
     let future = put(Keys::new("c").head(), future.encode().into());
     engine.transact(&future).await.unwrap();
-    let report = check(&*engine, &*clock, "c", 1_000, 1 << 30).await;
+    let report = check(&access, 1_000, 1 << 30).await;
     assert!(
         report.to_string().contains("behind the leader's"),
         "{report}"

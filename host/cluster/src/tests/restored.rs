@@ -6,8 +6,6 @@ use crate::head::Chain;
 use crate::keys::Keys;
 use crate::{Head, Id, Stop};
 
-/// In an earlier version the leader joined the older state and dropped acknowledged writes, and a
-/// follower never led again.
 #[tokio::test(start_paused = true)]
 async fn hosts_stop_if_the_log_continues_an_older_state() {
     let world = world(1).await;

@@ -10,6 +10,7 @@ use fastrand::Rng;
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
+use super::cluster::simulate;
 use super::ledger::Ledger;
 use super::store::{KEYS, Shared, Store, Write};
 use crate::simulated::{Faults, SimulatedClock, World, chance};
@@ -22,7 +23,6 @@ const FAULTS: Duration = Duration::from_secs(8);
 /// How long a leader may be missing after the faults.
 const RECOVERY: Duration = Duration::from_secs(8);
 
-/// A run.
 struct Run {
     world: World,
     ledger: Arc<Mutex<Ledger>>,
@@ -85,19 +85,12 @@ impl<F: Future> Future for Paused<F> {
     }
 }
 
-/// Runs a seed.
 pub(super) fn run(seed: u64, broken: Option<Broken>) -> Result<Ledger, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    let ledger = runtime.block_on(async {
+    let ledger = simulate(async {
         let run = Arc::new(Run::new(seed, broken));
         run.clone().go(seed).await;
         run.ledger.clone()
     });
-    drop(runtime);
     let ledger = std::mem::take(&mut *ledger.lock().unwrap());
     match ledger.violation {
         Some(violation) => Err(violation),
@@ -225,8 +218,8 @@ impl Run {
             _ => {
                 if let Some(log) = &host.shared.lock().unwrap().log {
                     match rng.usize(..2 * HOSTS) {
-                        successor @ 0..HOSTS => log.hand_over_to(&successor.to_string()),
-                        _ => log.hand_over(),
+                        successor @ 0..HOSTS => log.hand_over(Some(&successor.to_string())),
+                        _ => log.hand_over(None),
                     }
                 }
             }
@@ -249,7 +242,6 @@ impl Run {
         }
     }
 
-    /// Reads every key until it succeeds.
     async fn read_all(self: &Arc<Self>) {
         for key in 0..KEYS {
             let mut host = 0;

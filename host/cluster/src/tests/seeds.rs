@@ -7,7 +7,6 @@ use super::ledger::Ledger;
 use super::scenario::run;
 use crate::Broken;
 
-/// Threads that run seeds.
 const THREADS: usize = 2;
 
 /// Runs the seeds `0..count` and returns the sums of what happened, or the first violation.

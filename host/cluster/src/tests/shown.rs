@@ -4,23 +4,22 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::cluster::{Host, clock, world};
+use super::cluster::{Host, access, world};
 use crate::access::put;
 use crate::keys::Keys;
 use crate::simulated::{Faults, World};
 use crate::{Id, Report, Role, Severity, check, create, members, overview, store_name};
 
 async fn checked(world: &World) -> Report {
-    check(&*world.engine(0), &*clock(), "c", 1_000, 1 << 30).await
+    check(&access(world), 1_000, 1 << 30).await
 }
 
 /// The status 60 s after the last change, by the wall clock of the hosts.
 async fn status(world: &World) -> String {
-    let found = overview(&*world.engine(0), &*clock(), "c", 61_000).await;
+    let found = overview(&access(world), 61_000).await;
     found.unwrap().to_string()
 }
 
-/// Regression: the check and the status believed the head, whose leader may have died long ago.
 #[tokio::test(start_paused = true)]
 async fn leader_that_died_gives_no_sign_of_life() {
     let world = world(1).await;
@@ -49,16 +48,16 @@ async fn host_that_handed_over_to_no_other_one_leads_no_more() {
     let world = world(1).await;
     let (leader, log) = Host::lead(&world, "a", |_| {}).await;
     sleep(Duration::from_secs(1)).await;
-    log.hand_over();
+    log.hand_over(None);
     sleep(Duration::from_secs(1)).await;
     drop(leader);
     // A process that ends after its handover writes no other record.
-    let engine = world.engine(0);
-    let listed = members(&*engine, &*clock(), "c").await.unwrap();
+    let access = access(&world);
+    let listed = members(&access).await.unwrap();
     let mut record = listed[0].info.clone().unwrap();
     record.role = Role::Leading;
     let record = put(Keys::new("c").member("a"), record.encode().into());
-    engine.transact(&record).await.unwrap();
+    world.engine(0).transact(&record).await.unwrap();
     let shown = status(&world).await;
     for part in ["none; a has handed over\nchanged   60 s ago\n", "led   1 "] {
         assert!(shown.contains(part), "{shown}");
@@ -70,7 +69,7 @@ async fn host_that_handed_over_to_no_other_one_leads_no_more() {
     assert!(report.to_string().contains(expected), "{report}");
     assert_eq!(report.leader, None);
     // A host that took over after the head was read.
-    let mut found = overview(&*engine, &*clock(), "c", 0).await.unwrap();
+    let mut found = overview(&access, 0).await.unwrap();
     let info = found.members[0].info.as_mut().unwrap();
     assert_eq!(info.epoch, found.head.epoch);
     info.epoch += 1;
@@ -82,7 +81,7 @@ async fn host_that_handed_over_to_no_other_one_leads_no_more() {
 async fn check_waits_for_the_host_that_takes_over() {
     let world = world(1).await;
     let (leader, log) = Host::lead(&world, "a", |_| {}).await;
-    log.hand_over();
+    log.hand_over(None);
     leader.wait(|it| it.log.is_none().then_some(())).await;
     drop(leader);
     let starting = async {
@@ -117,9 +116,8 @@ async fn store_of_each_cluster_has_a_name_of_its_own() {
         let mut id = Id([id; 16]);
         // The name has the other half of the id.
         id.0[8..].fill(9);
-        let engine = world.engine(0);
-        create(&*engine, "c", id, 0).await.unwrap();
-        let found = overview(&*engine, &*clock(), "c", 0).await.unwrap();
+        create(&*world.engine(0), "c", id, 0).await.unwrap();
+        let found = overview(&access(&world), 0).await.unwrap();
         assert_eq!(found.store, store_name("c", id));
         assert!(found.to_string().contains(&found.store), "{found}");
         names.push(found.store);

@@ -12,8 +12,7 @@ use crate::limits;
 /// The least rate of `docs/cluster.md`: 8 Mbit/s.
 const BYTES_PER_S: f64 = 1e6;
 
-/// In an earlier version a transaction with a record of 1 MiB was sent without end, each time from
-/// its first byte.
+/// A transaction that takes longer than an attempt would be sent again without end.
 #[tokio::test(start_paused = true)]
 async fn long_records_are_released_over_a_slow_link() {
     let world = world(1).await;

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::cluster::{Host, clock, world};
+use super::cluster::{Host, access, world};
+use super::operators::modules;
 use crate::access::{delete, put};
 use crate::keys::Keys;
-use crate::{EngineError, Modules, Options, limits, overview};
+use crate::{EngineError, Options, limits, overview};
 
 const QUOTA: u64 = 1 << 20;
 
@@ -148,7 +149,7 @@ async fn removed_module_makes_room_without_traffic() {
     let world = world(1).await;
     world.limit(QUOTA);
     let (_host, log) = Host::lead(&world, "a", small).await;
-    let modules = Modules::new(world.engine(0), clock(), "c");
+    let modules = modules(&world);
     let digest = modules.put(&vec![1; 700_000]).await.unwrap();
     let others = put(b"other".to_vec(), vec![0; 250_000].into());
     world.engine(0).transact(&others).await.unwrap();
@@ -190,5 +191,5 @@ async fn full_engine_is_left_alone_without_permission_to_compact() {
     waiting.await.unwrap().unwrap();
     sleep(Duration::from_secs(2)).await;
     assert!(log.has_room());
-    overview(&*engine, &*clock(), "c", 0).await.unwrap();
+    overview(&access(&world), 0).await.unwrap();
 }

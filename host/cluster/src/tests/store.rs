@@ -59,13 +59,11 @@ pub(super) struct Shared {
     pub(super) leader: String,
 }
 
-/// The store of one host.
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) shared: Arc<Mutex<Shared>>,
     pub(super) ledger: Arc<Mutex<Ledger>>,
     pub(super) now_ms: u64,
-    /// The next key of a snapshot.
     pub(super) cursor: u8,
 }
 

@@ -60,7 +60,7 @@ async fn handover_moves_the_leadership_at_once() {
     let position = first.append(&log, b"before");
     second.records(position).await;
     let began = Instant::now();
-    log.hand_over();
+    log.hand_over(None);
     let new = second.leads().await;
     let gap = began.elapsed();
     println!("handover in {gap:?}");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use statehouse_cluster::{
-    Clock, Engine, FirstState, Id, LogPosition, MachineClock, Modules, Role, Severity, check,
+    Access, Engine, FirstState, Id, LogPosition, MachineClock, Modules, Role, Severity, check,
     create, create_from, identity, members, overview,
 };
 use std::sync::Arc;
@@ -11,13 +11,17 @@ use std::sync::Arc;
 use crate::nodes::{Nodes, connect};
 use crate::store::Host;
 
+async fn access(nodes: &Nodes) -> (Arc<dyn Engine>, Access) {
+    let engine: Arc<dyn Engine> = Arc::new(connect(nodes, None).await);
+    let access = Access::new(engine.clone(), Arc::new(MachineClock), "test");
+    (engine, access)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn module_is_stored_and_read() {
     let nodes = Nodes::start(1);
-    let etcd = Arc::new(connect(&nodes, None).await);
-    let engine: Arc<dyn Engine> = etcd;
-    let clock: Arc<dyn Clock> = Arc::new(MachineClock);
-    let modules = Modules::new(Arc::clone(&engine), clock, "test");
+    let (engine, access) = access(&nodes).await;
+    let modules = Modules::new(access, 2 << 30);
     let module: Vec<u8> = (0..20_u32 << 20).map(|it| (it / 4096) as u8).collect();
     let began = Instant::now();
     let digest = modules.put(&module).await.unwrap();
@@ -39,7 +43,7 @@ async fn module_is_stored_and_read() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hosts_continue_the_state_from_which_their_cluster_began() {
     let nodes = Nodes::start(1);
-    let etcd = connect(&nodes, None).await;
+    let (_, access) = access(&nodes).await;
     let records: Vec<_> = (0..1000).map(|it| vec![it as u8; 1 + it * 7]).collect();
     let state = |id: u8| {
         let mut blocks = records.clone().into_iter();
@@ -54,14 +58,13 @@ async fn hosts_continue_the_state_from_which_their_cluster_began() {
             },
         }
     };
-    let creation = create_from(&etcd, &MachineClock, "test", state(1));
+    let creation = create_from(&access, state(1));
     let partly = tokio::time::timeout(Duration::from_millis(5), creation).await;
     assert!(partly.is_err(), "it was created too early");
-    let creation = create_from(&etcd, &MachineClock, "test", state(1));
-    assert!(creation.await.unwrap());
-    let other = create_from(&etcd, &MachineClock, "test", state(2)).await;
+    assert!(create_from(&access, state(1)).await.unwrap());
+    let other = create_from(&access, state(2)).await;
     assert!(!other.unwrap(), "another cluster exists");
-    identity(&etcd, &MachineClock, "test").await.unwrap();
+    identity(&access).await.unwrap();
 
     let first = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = first.leads().await;
@@ -78,13 +81,13 @@ async fn hosts_continue_the_state_from_which_their_cluster_began() {
 #[tokio::test(flavor = "multi_thread")]
 async fn check_and_overview_show_the_cluster() {
     let nodes = Nodes::start(1);
-    let etcd = connect(&nodes, None).await;
-    create(&etcd, "test", Id([1; 16]), 0).await.unwrap();
+    let (etcd, access) = access(&nodes).await;
+    create(&*etcd, "test", Id([1; 16]), 0).await.unwrap();
     let host = Host::start("a", connect(&nodes, None).await, |_| {});
     let log = host.leads().await;
     let position = host.append(&log, &[1; 10_000]);
     log.wait_released(position).await.unwrap();
-    let report = check(&etcd, &MachineClock, "test", 0, 2 << 30).await;
+    let report = check(&access, 0, 2 << 30).await;
     println!("{report}");
     assert_eq!(report.worst(), Severity::Warning, "{report}");
     let text = report.to_string();
@@ -92,12 +95,12 @@ async fn check_and_overview_show_the_cluster() {
         text.contains("voters of etcd is 1") && text.contains("10 commits"),
         "{text}"
     );
-    let overview = overview(&etcd, &MachineClock, "test", 0).await.unwrap();
+    let overview = overview(&access, 0).await.unwrap();
     println!("{overview}");
     assert_eq!(overview.log.frames, 2);
     assert!(overview.log.bytes > 10_000, "{:?}", overview.log);
     assert!(overview.status.file_bytes >= overview.status.bytes);
-    let members = members(&etcd, &MachineClock, "test").await.unwrap();
+    let members = members(&access).await.unwrap();
     assert_eq!(members[0].info.as_ref().unwrap().role, Role::Leading);
 }
 

@@ -56,8 +56,7 @@ async fn transaction_compares_the_value() {
     assert!(status.bytes > 0 && status.version.starts_with("3."));
 }
 
-/// The server answers when both requests of a status have arrived. In an earlier version the second
-/// one waited for the answer to the first, so a status took two round trips.
+/// The server answers when both requests of a status have arrived.
 #[tokio::test]
 async fn status_sends_its_requests_at_the_same_time() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -86,19 +85,13 @@ async fn range_and_watch_respect_the_revision() {
     let nodes = Nodes::start(1);
     let etcd = connect(&nodes, None).await;
     let key = |number: u32| format!("r/{number:04}").into_bytes();
-    let all = KeyRange {
-        from: key(0),
-        to: key(9999),
-    };
+    let all = KeyRange::new(key(0), key(9999));
     let mut fill = put(Condition::Always, "v");
     let pair = |number| (key(number), Bytes::from_static(b"value"));
     fill.puts = (0..20).map(pair).collect();
     let first = applied(etcd.transact(&fill).await.unwrap());
     fill.puts = vec![pair(20)];
-    fill.deletes = vec![KeyRange {
-        from: key(0),
-        to: key(10),
-    }];
+    fill.deletes = vec![KeyRange::new(key(0), key(10))];
     let second = applied(etcd.transact(&fill).await.unwrap());
 
     let page = etcd.range(&all, Some(first), 16).await.unwrap();
@@ -141,9 +134,7 @@ async fn unreachable_endpoint_is_not_applied() {
     assert!(etcd.check().await.is_err());
 }
 
-/// The system accepts connections for a process that is stopped, and acknowledges their bytes. In
-/// an earlier version, the check waited until that connection was given up, and so did the next
-/// call.
+/// The system accepts connections for a process that is stopped, and acknowledges their bytes.
 #[tokio::test(flavor = "multi_thread")]
 async fn check_passes_over_a_server_that_never_answers() {
     let nodes = Nodes::start(1);
@@ -162,8 +153,7 @@ async fn check_passes_over_a_server_that_never_answers() {
     etcd.get(b"k").await.unwrap();
 }
 
-/// A small machine computes the hash of a password for seconds. In an earlier version such a server
-/// was skipped, also one of another etcd cluster.
+/// A small machine computes the hash of a password for seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn check_waits_for_a_slow_login() {
     let [nodes, others] = [(); 2].map(|()| Nodes::start(1));
@@ -270,10 +260,7 @@ async fn answers_of_another_etcd_cluster_are_not_accepted() {
     applied(etcd.transact(&put(Condition::Always, "a")).await.unwrap());
     etcd.next_endpoint();
     let transaction = put(Condition::Always, "b");
-    let all = KeyRange {
-        from: b"k".to_vec(),
-        to: b"l".to_vec(),
-    };
+    let all = KeyRange::new(b"k".to_vec(), b"l".to_vec());
     let refused: [Option<EngineError>; 6] = [
         etcd.transact(&transaction).await.err(),
         etcd.get(b"k").await.err(),
@@ -311,7 +298,6 @@ async fn connections_of_a_host_share_the_etcd_cluster() {
     second.get(b"k").await.unwrap();
 }
 
-/// In an earlier version, the check replaced the etcd cluster of the first answer.
 #[tokio::test]
 async fn check_refuses_another_etcd_cluster_than_before() {
     let (own, foreign) = (Nodes::start(1), Nodes::start(1));

@@ -59,10 +59,7 @@ async fn fill(etcd: &Etcd) {
 }
 
 fn all_junk() -> KeyRange {
-    KeyRange {
-        from: junk(0),
-        to: junk(9999),
-    }
+    KeyRange::new(junk(0), junk(9999))
 }
 
 /// What the module `space` says of etcd.

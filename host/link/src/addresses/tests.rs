@@ -17,10 +17,8 @@ use crate::tls;
 /// A name of 127.0.0.1.
 const NAME: &str = "localhost";
 
-/// The time of an attempt.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// CONNACK without properties.
 const CONNACK: [u8; 5] = [0x20, 3, 0, 0, 0];
 
 fn both(_: String, port: u16) -> Addresses {
@@ -101,7 +99,6 @@ async fn brokers(has_tls: bool, websocket: Option<&str>) -> (Silent, TcpListener
     }
 }
 
-/// Connects as a client.
 async fn connect(
     attempts: &mut Attempts,
     place: &Place,
@@ -146,7 +143,6 @@ fn is_connack(result: &Result<Event, ConnectionError>) -> bool {
     matches!(result, Ok(Event::Incoming(Incoming::ConnAck(_))))
 }
 
-/// Regression: each attempt went to the first address alone.
 #[tokio::test]
 async fn silent_address_is_followed_by_the_next_one() {
     let (_silent, answering, place) = brokers(false, None).await;
@@ -156,7 +152,6 @@ async fn silent_address_is_followed_by_the_next_one() {
     serving.await.unwrap();
 }
 
-/// Regression: a client with a time limit of a second used it up before its first attempt.
 #[tokio::test]
 async fn silent_address_takes_half_of_a_short_time_limit() {
     let (_silent, answering, place) = brokers(false, None).await;
@@ -168,8 +163,7 @@ async fn silent_address_takes_half_of_a_short_time_limit() {
     assert!(begin.elapsed() < limits::PROBE_TIME);
 }
 
-/// Regression: the attempt waited for the silent address until its time limit, while the other host
-/// restarted.
+/// The host of the other address may be restarting.
 #[tokio::test]
 async fn refusal_beside_a_silent_address_ends_the_attempt() {
     let (_silent, answering, place) = brokers(false, None).await;

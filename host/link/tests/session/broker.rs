@@ -15,7 +15,6 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// A summary of the next packet.
     pub(crate) async fn next(&mut self) -> Seen {
         let packet = match self.early.is_empty() {
             true => self.mqtt.read().await,
@@ -32,7 +31,6 @@ impl Peer {
         }
     }
 
-    /// The text of the next PUBLISH.
     pub(crate) async fn text(&mut self) -> String {
         self.text_and_packet_id().await.0
     }

@@ -6,8 +6,8 @@ mod broker;
 mod owner;
 mod places;
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use statehouse_link::{Accepted, Arrival, End, Options, Owner, Place, Verdict};
@@ -17,7 +17,7 @@ use statehouse_tests::{
     packet::{kind, puback, suback},
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 use broker::{Peer, Seen};
 use owner::{Note, Tester, note};
@@ -36,7 +36,6 @@ fn place(broker: &Broker) -> Place {
 /// A reason code that MQTT 5 does not define for a PUBACK. Mosquitto sends it all the same.
 const PACKET_TOO_LARGE: u8 = 0x95;
 
-/// DISCONNECT with reason code 0x8E.
 const SESSION_TAKEN_OVER: [u8; 4] = [0xe0, 2, 0x8e, 0];
 
 struct SessionTest {
@@ -56,18 +55,8 @@ impl SessionTest {
         let broker = Broker::start().await;
         let (arrived, arrivals) = mpsc::unbounded_channel();
         let owner = Arc::new(Tester {
-            outlet: Mutex::default(),
-            stopping: Notify::new(),
-            subscribed: Notify::new(),
-            arrived,
-            verdicts: Mutex::default(),
-            place: Mutex::default(),
-            accepted: Mutex::default(),
-            lost: Mutex::default(),
-            hopeless: Mutex::default(),
-            unacceptable: Mutex::default(),
-            ended: Mutex::default(),
-            takes_back: AtomicBool::default(),
+            arrived: Some(arrived),
+            ..Tester::default()
         });
         let options = Options {
             place: place(&broker),
@@ -397,7 +386,7 @@ async fn refuse(peer: &mut Peer, packet_id: u16) {
     peer.mqtt.rest().await;
 }
 
-/// Regression: rumqttc cannot read such a PUBACK, and the message was resent for ever.
+/// rumqttc cannot read such a PUBACK.
 #[tokio::test]
 async fn message_refused_with_an_unknown_reason_is_removed() {
     let test = SessionTest::start().await;
@@ -496,7 +485,6 @@ async fn rejected_subscription_is_retried() {
     assert_eq!(*test.owner.lost.lock().unwrap(), ["it is not allowed"]);
 }
 
-/// Regression: those counted as packets of the next connection.
 #[tokio::test]
 async fn packets_after_a_rejected_subscription_are_dropped() {
     let mut test = SessionTest::start().await;

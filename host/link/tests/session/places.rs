@@ -16,7 +16,7 @@ async fn later_connections_go_to_the_new_place() {
     assert_eq!(peer.text().await, "a");
 }
 
-/// Regression: if the system started no thread for the owner, a lost link waited for ever.
+/// The system may start no thread for the owner.
 #[tokio::test]
 async fn owner_that_does_not_answer_delays_no_connection_for_ever() {
     let test = SessionTest::start().await;

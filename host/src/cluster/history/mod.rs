@@ -92,15 +92,7 @@ impl History {
         member: &Member,
         stopped: impl Future<Output = ()>,
     ) -> Result<(), CopyError> {
-        let Self {
-            directory,
-            options,
-            engine,
-            clock,
-            member_options,
-            cluster,
-            position,
-        } = self;
+        let (directory, options, position) = (self.directory, self.options, self.position);
         let is_off = options.history_bytes == 0 || options.history_ms == 0;
         let open = move || -> Result<_, CopyError> {
             let mut store = CopyDirectory::open(&directory, options, position)?;
@@ -116,9 +108,8 @@ impl History {
         let Some((store, resumed)) = opened.map_err(failed)?? else {
             return Ok(());
         };
-        let of = (member, cluster);
-        LogCopy::new(engine, clock, member_options, of, store, resumed)
-            .run(stopped)
-            .await
+        let (engine, clock, of) = (self.engine, self.clock, (member, self.cluster));
+        let copy = LogCopy::new(engine, clock, self.member_options, of, store, resumed);
+        copy.run(stopped).await
     }
 }

@@ -53,7 +53,6 @@ struct Copy {
     synced_at: Instant,
     maintained_at: Instant,
     marked_at: Instant,
-    /// Bytes since the mark was written.
     unmarked_bytes: u64,
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use statehouse_cluster::{Chain, CopyError, CopyStore, LogPoint, Resumed, SnapshotInfo, Stop};
 use statehouse_offline::ClusterMark;
 use statehouse_protocol::LogPosition;
-use statehouse_wal::{Base, Directory, Options, Sink, read};
+use statehouse_wal::{Base, Directory, Options, Range, Sink, read};
 use tempfile::TempDir;
 
 use super::store::{CopyDirectory, write_mark};
@@ -110,12 +110,17 @@ fn copy_path(directory: &Path) -> PathBuf {
     ClusterMark::copy_path(directory, mark.copy.unwrap().number)
 }
 
+/// The records of the copy at this path, and the range that it has.
+fn read_at(path: PathBuf) -> (Vec<u64>, Range) {
+    let disk = Directory::read_only(path).unwrap();
+    let mut found = Read::default();
+    let range = read(&disk, Base::Oldest, LogPosition::END, &mut found);
+    (found.0, range.unwrap())
+}
+
 /// What tools find.
 fn read_copy(directory: &Path) -> Vec<u64> {
-    let disk = Directory::read_only(copy_path(directory)).unwrap();
-    let mut found = Read::default();
-    read(&disk, Base::Oldest, LogPosition::END, &mut found).unwrap();
-    found.0
+    read_at(copy_path(directory)).0
 }
 
 fn copies(directory: &Path) -> usize {
@@ -188,16 +193,14 @@ fn earlier_copy_stays_until_the_new_one_is_complete() {
     assert_eq!((resumed.point, resumed.snapshot.0), (point(60), 50));
 }
 
-/// `statehouse doctor` shows this time. In an earlier version it was that of the copying.
+/// `statehouse doctor` shows this time.
 #[test]
 fn history_begins_at_the_time_of_its_first_snapshot() {
     let directory = marked();
     let (mut store, _) = open(directory.path());
     store.begin(LogPosition(50)).unwrap();
     snapshot(&mut store, 50, 60);
-    let disk = Directory::read_only(copy_path(directory.path())).unwrap();
-    let mut found = Read::default();
-    let range = read(&disk, Base::Oldest, LogPosition::END, &mut found).unwrap();
+    let (_, range) = read_at(copy_path(directory.path()));
     assert_eq!((range.base.0, range.base_ms), (50, BEGUN_MS));
 }
 
@@ -257,7 +260,7 @@ fn closed_with_ten() -> TempDir {
 
 const SEGMENT: &str = "000000000001.log";
 
-/// In an earlier version it was removed, although a part of it could be salvaged.
+/// A part of it can be salvaged.
 #[test]
 fn damaged_copy_starts_over_and_is_set_aside() {
     let directory = closed_with_ten();
@@ -303,11 +306,8 @@ fn copy_that_has_lost_records_is_set_aside() {
     store.begin(LogPosition::NONE).unwrap();
     assert_eq!(read_copy(directory.path()), (1..=10).collect::<Vec<_>>());
     store.flush(Some(point(0))).unwrap();
-    let aside = directory.path().join("damaged-history");
-    let disk = Directory::read_only(aside).unwrap();
-    let mut found = Read::default();
-    read(&disk, Base::Oldest, LogPosition::END, &mut found).unwrap();
-    assert_eq!(found.0, (1..=10).collect::<Vec<_>>());
+    let (found, _) = read_at(directory.path().join("damaged-history"));
+    assert_eq!(found, (1..=10).collect::<Vec<_>>());
 }
 
 /// Nothing is damaged, so an operator must not look at the disk.

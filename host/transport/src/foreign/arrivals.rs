@@ -101,7 +101,7 @@ impl Foreign {
 
     /// Passes inputs to the store until one must wait. Returns how many the store has taken.
     fn pass(&self, inputs: &[Input]) -> usize {
-        let rules = self.rules.get().map(|it| &**it);
+        let rules = self.rules.as_deref();
         let mut passed = 0;
         let mut batch = std::iter::from_fn(|| {
             let input = inputs.get(passed).filter(|it| self.begin(it))?;
@@ -170,9 +170,8 @@ impl Foreign {
     /// Reads a message of the broker's log about clients.
     fn read_log(&self, publish: &Publish, inputs: &mut Vec<Input>) {
         let topic = String::from_utf8_lossy(&publish.topic);
-        lock(&self.presence).read(&topic, &publish.payload, &mut |client| {
-            inputs.push(Input::Disconnected(identity::named(client)));
-        });
+        let client = lock(&self.presence).read(&topic, &publish.payload);
+        inputs.extend(client.map(|it| Input::Disconnected(identity::named(it))));
     }
 
     /// Sets whether the store takes requests now. While it does not, no client counts as silent.

@@ -23,7 +23,6 @@ pub(super) enum Held {
     Input(Input),
 }
 
-/// An input for the store.
 pub(super) enum Input {
     /// A request, and its receipt unless it is at QoS 0.
     Request(ForeignRequest, Option<u64>),
@@ -33,7 +32,6 @@ pub(super) enum Input {
     Undeliverable(Peer, Vec<u8>),
 }
 
-/// The arrivals that are not handled yet.
 #[derive(Default)]
 pub(super) struct Backlog {
     held: VecDeque<Held>,
@@ -114,7 +112,6 @@ impl Input {
         matches!(self, Self::Request(_, Some(_)))
     }
 
-    /// The form that the store takes.
     pub(super) fn inbound(&self, rules: Option<&Authorizer>) -> Inbound<'_> {
         match self {
             Self::Request(request, receipt) => {

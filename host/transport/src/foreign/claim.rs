@@ -39,10 +39,8 @@ pub(super) struct Claim {
     takeovers: u8,
 }
 
-/// What a mark means.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// There is nothing to do.
     Nothing,
     /// The mark of an earlier run replaced this run's mark, so this run must publish its mark
     /// again. The clock of the earlier run was ahead, or the broker was restored to an earlier
@@ -53,7 +51,6 @@ pub(super) enum Meaning {
 }
 
 impl Claim {
-    /// A claim with the current time.
     pub(super) fn new(client_id: &str) -> Self {
         let mine = Mark {
             since_ms: wall_ms(),
@@ -71,7 +68,6 @@ impl Claim {
         }
     }
 
-    /// The topic of the marks.
     pub(super) fn topic(&self) -> &str {
         &self.topic
     }
@@ -146,21 +142,15 @@ mod tests {
     }
 
     #[test]
-    fn the_earlier_run_stops_when_it_finds_the_later_mark() {
-        let (mut first, mut second) = (claim(1, 7), claim(2, 3));
-        assert_eq!(first.read(&first.mark(), false), Meaning::Nothing);
-        assert_eq!(retained(&first, &mut second), Meaning::Nothing);
-        assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
-        assert_eq!(retained(&second, &mut first), Meaning::TakenOver);
-    }
-
-    #[test]
-    fn a_later_run_takes_over_even_if_its_clock_is_behind() {
-        let (mut first, mut second) = (claim(9, 7), claim(2, 3));
-        assert_eq!(first.read(&first.mark(), false), Meaning::Nothing);
-        assert_eq!(retained(&first, &mut second), Meaning::Republish);
-        assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
-        assert_eq!(retained(&second, &mut first), Meaning::TakenOver);
+    fn the_earlier_run_stops_even_if_its_clock_is_ahead() {
+        for (since_ms, meaning) in [(1, Meaning::Nothing), (9, Meaning::Republish)] {
+            let (mut first, mut second) = (claim(since_ms, 7), claim(2, 3));
+            assert_eq!(first.read(&first.mark(), false), Meaning::Nothing);
+            assert_eq!(retained(&first, &mut second), meaning, "{since_ms} ms");
+            assert_eq!(second.read(&second.mark(), false), Meaning::Nothing);
+            let found = retained(&second, &mut first);
+            assert_eq!(found, Meaning::TakenOver, "{since_ms} ms");
+        }
     }
 
     #[test]

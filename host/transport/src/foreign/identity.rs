@@ -1,13 +1,12 @@
 //! The client and the session of a request behind a foreign broker (sections 8 and 9 of the
 //! protocol).
 //!
-//! Builds a [`Peer`] and a [`Delivery`] from the properties of a request. The client id is a claim
-//! of the request. Nothing here proves it: only the broker's access rules can enforce it.
+//! Builds a [`Peer`] from the properties of a request. The client id is a claim of the request.
+//! Nothing here proves it: only the broker's access rules can enforce it.
 
 use statehouse_mqtt::Properties;
 use statehouse_protocol::OPERATOR_CLIENT;
 
-use statehouse_core::request::Delivery;
 use statehouse_core::store::{Mode, Peer};
 
 /// The user property in which clients name themselves.
@@ -59,12 +58,6 @@ fn numbered(client: &str, of: &str) -> Peer {
         connection: session.only_connection(),
         session,
     }
-}
-
-/// The delivery of a request. DUP and packet ids are the broker's own and say nothing about the
-/// client. So every request may be a redelivery, and only its identity decides.
-pub(super) fn delivery(peer: &Peer) -> Delivery {
-    Delivery::new(peer, 0, true)
 }
 
 #[cfg(test)]
@@ -134,14 +127,5 @@ mod tests {
         // not belong to their clients.
         let hash = "c8f3ce269c7fa788";
         assert_eq!(format!("{:x}", peer.session.0), hash);
-    }
-
-    #[test]
-    fn every_request_may_be_a_redelivery() {
-        let peer = named("client-id1");
-        let delivery = delivery(&peer);
-        assert!(delivery.dup && delivery.packet_id == 0);
-        assert_eq!(delivery.session, peer.session);
-        assert_eq!(delivery.connection, peer.connection);
     }
 }

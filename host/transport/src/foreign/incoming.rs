@@ -13,7 +13,7 @@ use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS};
 
 use super::identity;
 use statehouse_config::limits;
-use statehouse_core::request::{Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
+use statehouse_core::request::{Delivery, Incoming, PREVIEW_TOPIC, REQUEST_TOPIC};
 use statehouse_core::store::Peer;
 use statehouse_protocol::rights::ClientRights;
 
@@ -87,19 +87,19 @@ impl ForeignRequest {
         })
     }
 
-    /// The length of the payload.
     pub(super) fn payload_bytes(&self) -> usize {
         self.payload.len()
     }
 
-    /// The request in the form that the store takes.
     pub(super) fn incoming(&self, grants: Option<Arc<dyn ClientRights>>) -> Incoming<'_> {
         Incoming {
             topic: self.topic,
             payload: &self.payload,
             properties: &self.properties,
             qos: self.qos,
-            delivery: identity::delivery(&self.peer),
+            // DUP and packet ids are the broker's own and say nothing about the client. So every
+            // request may be a redelivery, and only its identity decides.
+            delivery: Delivery::new(&self.peer, 0, true),
             expires: self.expires,
             peer: &self.peer,
             grants,
@@ -185,6 +185,10 @@ mod tests {
         assert_eq!(incoming.peer.known(), Some("c"));
         assert_eq!(incoming.payload, "GET");
         assert_eq!(incoming.qos, QoS::AtLeastOnce);
+        let delivery = incoming.delivery;
+        assert!(delivery.dup && delivery.packet_id == 0);
+        assert_eq!(delivery.session, incoming.peer.session);
+        assert_eq!(delivery.connection, incoming.peer.connection);
     }
 
     #[test]

@@ -12,7 +12,6 @@
 mod arrivals;
 mod backlog;
 mod claim;
-mod figures;
 pub mod identity;
 mod incoming;
 mod outgoing;
@@ -23,7 +22,7 @@ mod tests;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use statehouse_link::tls::{self, TlsError};
@@ -33,9 +32,9 @@ use tokio::sync::{Notify, watch};
 
 use self::backlog::Backlog;
 use self::claim::Claim;
-pub use self::figures::Figures;
 use self::presence::ttl::Ttl;
 use self::presence::{Presence, PresenceStatus};
+pub use self::state::Figures;
 use self::state::{State, may_log};
 use super::{Inbound, Intake, Outbound, Transport};
 use statehouse_access::Authorizer;
@@ -55,7 +54,8 @@ pub struct Foreign {
     /// None if no other run can have the client id.
     claim: Option<Mutex<Claim>>,
     ttl: Option<Mutex<Ttl>>,
-    rules: OnceLock<Arc<Authorizer>>,
+    /// The access rules for clients, by the ids that they claim.
+    rules: Option<Arc<Authorizer>>,
     config: ForeignConfig,
     /// Why the files of the configuration could not be read again, as it was logged.
     unreadable: Mutex<Option<String>>,
@@ -81,8 +81,13 @@ pub enum Phase {
 
 impl Foreign {
     /// Passes requests to `intake`, with this configuration and client id. Does nothing until
-    /// [`statehouse_link::run`] is called.
-    pub fn new(intake: Arc<dyn Intake>, config: &ForeignConfig, client_id: &str) -> Arc<Self> {
+    /// [`statehouse_link::run`] is called. Without rules every client may do everything.
+    pub fn new(
+        intake: Arc<dyn Intake>,
+        config: &ForeignConfig,
+        client_id: &str,
+        rules: Option<Arc<Authorizer>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             intake,
             state: Mutex::new(State::new(config.outbox)),
@@ -93,7 +98,7 @@ impl Foreign {
             )),
             claim: (config.keeps_client_id).then(|| Mutex::new(Claim::new(client_id))),
             ttl: config.watch_ttl.map(|ttl| Mutex::new(Ttl::new(ttl))),
-            rules: OnceLock::new(),
+            rules,
             config: config.clone(),
             unreadable: Mutex::default(),
             place: config.broker.to_string(),
@@ -101,13 +106,6 @@ impl Foreign {
             closed: AtomicBool::new(false),
             stopping: Notify::new(),
         })
-    }
-
-    /// Sets the access rules for clients, by the ids that they claim. Only the first call has an
-    /// effect. Without rules every client may do everything.
-    pub fn under(&self, rules: Arc<Authorizer>) {
-        // The start calls this once.
-        let _ = self.rules.set(rules);
     }
 
     /// The phase and its changes.

@@ -31,7 +31,6 @@ pub struct Outgoing {
     pub(super) to: Recipient,
 }
 
-/// The recipient of a message.
 #[derive(Debug)]
 pub(super) enum Recipient {
     /// The client that sent the request.
@@ -101,29 +100,24 @@ impl statehouse_link::Message for Outgoing {
 
     fn too_large(self, bytes: usize, bytes_max: usize) -> Option<Self> {
         let topic = self.shown_topic();
-        match self.to {
-            Recipient::Requester => {
-                tracing::error!(
-                    topic,
-                    bytes,
-                    bytes_max,
-                    "the broker takes no packet as large as this response: its client gets an error instead. Raise the broker's maximum packet size (max_packet_size, message_size_limit), or lower max_value_bytes"
-                );
-                Some(Self {
-                    message: internal_error(self.message),
-                    ..self
-                })
-            }
-            Recipient::Watcher(_) | Recipient::OtherRun => {
-                tracing::error!(
-                    topic,
-                    bytes,
-                    bytes_max,
-                    "the broker takes no packet as large as this notification: it is lost. Raise the broker's maximum packet size (max_packet_size, message_size_limit), or lower max_value_bytes"
-                );
-                None
-            }
+        let is_response = matches!(self.to, Recipient::Requester);
+        let what = match is_response {
+            true => "response: its client gets an error instead",
+            false => "notification: it is lost",
+        };
+        tracing::error!(
+            topic,
+            bytes,
+            bytes_max,
+            "the broker takes no packet as large as this {what}. Raise the broker's maximum packet size (max_packet_size, message_size_limit), or lower max_value_bytes"
+        );
+        if !is_response {
+            return None;
         }
+        Some(Self {
+            message: internal_error(self.message),
+            ..self
+        })
     }
 
     fn proves_connection(&self) -> bool {
@@ -166,7 +160,6 @@ impl Weights {
         self.sum.load(Relaxed)
     }
 
-    /// Counts a message.
     pub(super) fn weigh(&mut self, message: Message, to: Recipient) -> Outgoing {
         let own = message.topic.len() + limits::BROKER_OUTBOX_OVERHEAD_BYTES;
         let (own, body) = match &to {
@@ -265,8 +258,6 @@ mod tests {
         (weights.weigh(message, Recipient::Requester), weights)
     }
 
-    /// Regression: the bytes of other characters were escaped, and the log in JSON escaped them
-    /// again. The whole topic was logged.
     #[test]
     fn logged_topic_is_text_and_cut() {
         let (mut answer, _) = answer("+OK\r\n", None);

@@ -10,7 +10,6 @@ use rumqttc::v5::mqttbytes::v5::{PubAck, PubAckReason};
 use statehouse_link::{Accepted, Outlet, describe_reason};
 use statehouse_mqtt::{LogThrottle, Message, ReasonCode};
 
-use super::figures::Figures;
 use super::outgoing::{Outgoing, Recipient, Weights};
 use crate::{Outbound, Ticket};
 use statehouse_config::{OutboxBounds, limits};
@@ -19,7 +18,6 @@ use statehouse_core::store::Peer;
 /// Reasons for lost connections that are remembered, so that each is logged once.
 const LOGGED_LOSSES_MAX: usize = 8;
 
-/// The output.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) outlet: Outlet<Outgoing>,
@@ -60,6 +58,34 @@ pub(super) struct State {
     pub(super) rule_log: LogThrottle,
     refused_log: LogThrottle,
     lost_log: LogThrottle,
+}
+
+/// The metrics of the connection to a foreign broker: sums since the start, and current values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Whether there is a connection.
+    pub connected: bool,
+    /// Connections made.
+    pub connections: u64,
+    /// Responses and notifications without a PUBACK of the broker.
+    pub outstanding: u64,
+    /// The same in bytes.
+    pub outstanding_bytes: u64,
+    /// Messages of the broker without a PUBACK of the store.
+    pub unacknowledged: u64,
+    /// Requests dropped because their properties break a rule of MQTT.
+    pub malformed: u64,
+    /// Requests dropped because their Response Topic has a wildcard or too many levels. The store
+    /// counts those with a Response Topic of its own.
+    pub kicked: u64,
+    /// Responses and notifications that the broker refused.
+    pub refused: u64,
+    /// Notifications without a subscriber.
+    pub unheard: u64,
+    /// Notifications lost because too many waited for a PUBACK of the broker.
+    pub lost: u64,
+    /// Messages at QoS 0 dropped because there was too much output.
+    pub dropped: u64,
 }
 
 /// Whether requests wait until a retained mark of a later run would have arrived.

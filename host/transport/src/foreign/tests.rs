@@ -52,7 +52,10 @@ pub(super) fn config() -> ForeignConfig {
 
 fn foreign() -> (Arc<Foreign>, Arc<Disconnections>) {
     let recorded = Arc::new(Disconnections::default());
-    (Foreign::new(recorded.clone(), &config(), "id"), recorded)
+    (
+        Foreign::new(recorded.clone(), &config(), "id", None),
+        recorded,
+    )
 }
 
 #[test]
@@ -79,8 +82,7 @@ fn no_watch_expires_while_the_store_has_no_connection() {
     assert_eq!(ended(), ["a"]);
 }
 
-/// Regression: a check after such a pause ended watches before the requests that had arrived in it
-/// were read.
+/// The requests that arrived in the pause are not read yet.
 #[test]
 fn no_watch_expires_because_of_a_pause_of_the_process() {
     let (foreign, recorded) = foreign();
@@ -115,7 +117,6 @@ impl Intake for Asked {
     }
 }
 
-/// Regression: the watch that such a request had just registered ended.
 #[test]
 fn a_request_after_the_check_for_silent_clients_keeps_watches() {
     let now = Instant::now();
@@ -125,7 +126,7 @@ fn a_request_after_the_check_for_silent_clients_keeps_watches() {
         at: later,
         disconnections: Disconnections::default(),
     });
-    let foreign = Foreign::new(asked.clone(), &config(), "id");
+    let foreign = Foreign::new(asked.clone(), &config(), "id", None);
     foreign.arrived(&mut Vec::new());
     let watching = || vec![named("asking"), named("silent")];
     foreign.end_silent_watches(&watching, now);
@@ -179,7 +180,7 @@ fn a_temporary_client_id_leaves_no_mark_and_a_short_session() {
             keeps_client_id,
             ..config()
         };
-        let foreign = Foreign::new(Arc::new(Disconnections::default()), &config, "id");
+        let foreign = Foreign::new(Arc::new(Disconnections::default()), &config, "id", None);
         let filters = foreign.filters();
         let marks = (filters.iter()).filter(|it| it.path.starts_with("statehouse/"));
         assert_eq!(marks.count(), usize::from(keeps_client_id));
@@ -195,7 +196,6 @@ fn a_temporary_client_id_leaves_no_mark_and_a_short_session() {
     }
 }
 
-/// Regression: a renewed password or certificate was never read.
 #[test]
 fn each_connection_uses_the_present_files() {
     let directory = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ fn each_connection_uses_the_present_files() {
         password_file: Some(path.clone()),
         ..config()
     };
-    let foreign = Foreign::new(Arc::new(Disconnections::default()), &config, "id");
+    let foreign = Foreign::new(Arc::new(Disconnections::default()), &config, "id", None);
     let password = || foreign.place().map(|it| it.login.unwrap().1);
     assert_eq!(password().as_deref(), Some("before"));
     std::fs::write(&path, "after\n").unwrap();

@@ -10,7 +10,6 @@ use super::*;
 use crate::{Inbound, Intake, Outbound, Transport};
 use statehouse_config::{ForeignConfig, limits};
 
-/// Responds to each request at once.
 #[derive(Default)]
 struct Store {
     transport: Mutex<Weak<Foreign>>,
@@ -54,7 +53,7 @@ fn scene() -> (Arc<Store>, Arc<Foreign>) {
         watch_ttl: None,
         ..super::super::tests::config()
     };
-    let foreign = Foreign::new(store.clone(), &config, "store");
+    let foreign = Foreign::new(store.clone(), &config, "store", None);
     *lock(&store.transport) = Arc::downgrade(&foreign);
     (store, foreign)
 }
@@ -197,7 +196,6 @@ fn a_lost_connection_drops_requests_that_the_store_left() {
     assert_eq!(foreign.state().unsettled, 0);
 }
 
-/// Regression: the expiry began when the store had room for the request.
 #[test]
 fn a_request_expires_also_while_it_waits_here() {
     let (store, foreign) = scene();
@@ -216,7 +214,6 @@ fn a_request_expires_also_while_it_waits_here() {
     assert!(expires <= arrived + Duration::from_secs(1));
 }
 
-/// Regression: such requests counted as malformed.
 #[test]
 fn requests_with_a_forbidden_response_topic_count_as_kicked() {
     let (store, foreign) = scene();

@@ -1,9 +1,8 @@
 //! Mosquitto's connection log, which `log_dest topic` publishes under `$SYS/broker/log/`, one line
 //! a message.
 //!
-//! Converts lines to events about clients whose connections ended. A line contains text that a
-//! client chose: its id and its user name. A client must never be able to forge an event of another
-//! client:
+//! Reads which connections of clients ended. A line contains text that a client chose: its id and
+//! its user name. A client must never be able to forge the end of another one's connection:
 //!
 //! * Mosquitto truncates a line at some length, so that the client could choose the end of a long
 //!   line. Long lines are ignored.
@@ -19,7 +18,6 @@
 
 use std::net::IpAddr;
 
-use super::Event;
 use statehouse_config::limits;
 
 /// The name of this source in log lines.
@@ -32,7 +30,6 @@ const LOG: &str = "$SYS/broker/log/N";
 /// 2.0.11`.
 pub(super) const VERSION: &str = "$SYS/broker/version";
 
-/// The topics to subscribe to.
 pub(super) const FILTERS: &[&str] = &[VERSION, LOG];
 
 /// The starts of lines about a connection that begins. The second one is about a handshake of TLS
@@ -79,13 +76,21 @@ const ENDS_WITH_ADDRESS: &[&str] = &[
 /// The wording of lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Wording {
-    /// The version is unknown.
     #[default]
     Unknown,
     /// Up to 2.0.
     Plain,
     /// Since 2.1.
     WithAddress,
+}
+
+/// What a message of the broker says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Said<'a> {
+    /// The broker publishes its log, so ends of connections can be read.
+    pub(super) publishes_log: bool,
+    /// The connection of this client has ended.
+    pub(super) disconnected: Option<&'a str>,
 }
 
 /// Reads Mosquitto's log.
@@ -95,36 +100,31 @@ pub struct Mosquitto {
 }
 
 impl Mosquitto {
-    /// Reads a message on any topic. Calls `event` for each event in it, in order.
-    pub(super) fn read(&mut self, topic: &str, payload: &[u8], event: &mut dyn FnMut(Event<'_>)) {
+    pub(super) fn read<'a>(&mut self, topic: &str, payload: &'a [u8]) -> Said<'a> {
+        let mut said = Said::default();
         if payload.len() > limits::PRESENCE_LINE_BYTES_MAX {
-            return;
+            return said;
         }
         let Ok(line) = std::str::from_utf8(payload) else {
-            return;
+            return said;
         };
         match topic {
             VERSION => self.wording = wording(line),
             LOG => {
                 let line = without_time(line);
                 let is_connection = CONNECTIONS.iter().any(|it| line.starts_with(it));
-                if is_connection && self.wording != Wording::Unknown {
-                    event(Event::LogPublished);
-                }
+                said.publishes_log = is_connection && self.wording != Wording::Unknown;
                 if let Some(rest) = line.strip_prefix("New client connected from ") {
-                    if let Some(client) = connected(rest) {
-                        // An earlier connection of the client has ended: by a takeover, or without
-                        // a log line.
-                        event(Event::Disconnected(client));
-                    }
-                } else if let Some(rest) = line.strip_prefix("Client ")
-                    && let Some(client) = disconnected(rest, self.wording)
-                {
-                    event(Event::Disconnected(client));
+                    // An earlier connection of the client has ended: by a takeover, or without a
+                    // log line.
+                    said.disconnected = connected(rest);
+                } else if let Some(rest) = line.strip_prefix("Client ") {
+                    said.disconnected = disconnected(rest, self.wording);
                 }
             }
             _ => {}
         }
+        said
     }
 }
 
@@ -220,19 +220,12 @@ mod tests {
     const OLD: &str = "mosquitto version 2.0.11";
     const NEW: &str = "mosquitto version 2.1.2";
 
-    /// The events in the lines of a broker with this version.
+    /// The clients that the lines of a broker with this version disconnect, each behind a hyphen.
     fn events(version: &str, lines: &[&str]) -> Vec<String> {
         let mut source = Mosquitto::default();
-        let mut events = Vec::new();
-        let mut note = |event: Event<'_>| match event {
-            Event::LogPublished => {}
-            Event::Disconnected(client) => events.push(format!("-{client}")),
-        };
-        source.read(VERSION, version.as_bytes(), &mut note);
-        for line in lines {
-            source.read(LOG, line.as_bytes(), &mut note);
-        }
-        events
+        source.read(VERSION, version.as_bytes());
+        let clients = (lines.iter()).filter_map(|it| source.read(LOG, it.as_bytes()).disconnected);
+        clients.map(|client| format!("-{client}")).collect()
     }
 
     /// Mosquitto 2.0.11 wrote these lines.
@@ -364,7 +357,6 @@ mod tests {
         assert_eq!(events(NEW, &refused), Vec::<String>::new());
     }
 
-    /// Regression: the watches of such a client stayed after its next connection.
     #[test]
     fn a_new_connection_of_an_id_like_an_address_is_read() {
         for version in [OLD, NEW] {
@@ -390,47 +382,42 @@ mod tests {
     #[test]
     fn other_topics_and_invalid_lines_are_ignored() {
         let mut source = Mosquitto::default();
-        let mut none = |event: Event<'_>| panic!("{event:?}");
-        source.read("$SYS/broker/log/E", b"1: Client a disconnected.", &mut none);
-        source.read(LOG, b"1: Client \xff disconnected.", &mut none);
-        source.read(LOG, b"", &mut none);
-        source.read(LOG, b"1", &mut none);
-        source.read(LOG, b"1: Client  disconnected.", &mut none);
-        source.read(LOG, b"1: Client a has been seen.", &mut none);
+        for (topic, line) in [
+            ("$SYS/broker/log/E", &b"1: Client a disconnected."[..]),
+            (LOG, b"1: Client \xff disconnected."),
+            (LOG, b""),
+            (LOG, b"1"),
+            (LOG, b"1: Client  disconnected."),
+            (LOG, b"1: Client a has been seen."),
+        ] {
+            let shown = line.escape_ascii();
+            assert_eq!(source.read(topic, line), Said::default(), "{shown}");
+        }
     }
 
     #[test]
     fn the_log_counts_as_published_once_the_version_is_known() {
         let connection = b"1: New connection from 127.0.0.1:47816 on port 18830.";
         let mut source = Mosquitto::default();
-        let mut works = |topic, line: &[u8]| {
-            let mut works = false;
-            source.read(topic, line, &mut |event| {
-                works |= event == Event::LogPublished;
-            });
-            works
-        };
+        let mut works = |topic: &str, line: &[u8]| source.read(topic, line).publishes_log;
         assert!(!works(LOG, connection));
         assert!(!works(VERSION, OLD.as_bytes()));
         assert!(!works(LOG, b"1: Client a disconnected."));
         assert!(works(LOG, connection));
     }
 
-    /// Regression: with TLS, the start often found no source of presence.
+    /// With TLS, there is often no other line at the start.
     #[test]
     fn a_failed_handshake_shows_that_the_log_is_published() {
         let mut source = Mosquitto::default();
         let line = b"1: Client connection from 127.0.0.1 failed: error:0A000126:SSL routines::unexpected eof while reading.";
         for version in [None, Some(OLD), Some(NEW)] {
             if let Some(version) = version {
-                source.read(VERSION, version.as_bytes(), &mut |_| ());
+                source.read(VERSION, version.as_bytes());
             }
-            let mut works = false;
-            source.read(LOG, line, &mut |event| {
-                works |= event == Event::LogPublished;
-                assert!(!matches!(event, Event::Disconnected(_)));
-            });
-            assert_eq!(works, version.is_some());
+            let said = source.read(LOG, line);
+            assert_eq!(said.publishes_log, version.is_some());
+            assert_eq!(said.disconnected, None);
         }
     }
 

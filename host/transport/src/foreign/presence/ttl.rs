@@ -113,17 +113,17 @@ mod tests {
         names.filter(|client| ttl.expire(client, now)).collect()
     }
 
-    fn running() -> Ttl {
+    /// A time to live that runs, and the time after so many seconds.
+    fn running() -> (Ttl, impl Fn(u64) -> Instant) {
+        let start = Instant::now();
         let mut ttl = Ttl::new(TTL);
-        ttl.resume(Instant::now());
-        ttl
+        ttl.resume(start);
+        (ttl, move |seconds| start + Duration::from_secs(seconds))
     }
 
     #[test]
     fn watches_of_a_client_silent_for_too_long_expire() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut ttl = running();
+        let (mut ttl, at) = running();
         assert!(ttl.check(watching(&["a", "b"]), at(0)).is_empty());
         ttl.renew("b", at(30));
         assert!(ttl.check(watching(&["a", "b"]), at(59)).is_empty());
@@ -134,9 +134,7 @@ mod tests {
 
     #[test]
     fn a_client_that_watches_again_gets_the_full_time_to_live() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut ttl = running();
+        let (mut ttl, at) = running();
         assert!(expired(&mut ttl, &["a"], at(0)).is_empty());
         assert_eq!(expired(&mut ttl, &["a"], at(60)), ["a"]);
         assert!(expired(&mut ttl, &["a"], at(61)).is_empty());
@@ -146,9 +144,7 @@ mod tests {
 
     #[test]
     fn a_request_or_a_pause_after_the_check_keeps_the_watches() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut ttl = running();
+        let (mut ttl, at) = running();
         assert!(ttl.check(watching(&["a", "b"]), at(0)).is_empty());
         let silent = ttl.check(watching(&["a", "b"]), at(60));
         assert_eq!(names(&silent), ["a", "b"]);
@@ -162,9 +158,7 @@ mod tests {
 
     #[test]
     fn no_watch_expires_because_of_a_pause_of_the_store() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut ttl = running();
+        let (mut ttl, at) = running();
         assert!(ttl.check(watching(&["a"]), at(0)).is_empty());
         ttl.pause();
         assert!(ttl.check(watching(&["a"]), at(1000)).is_empty());
@@ -177,14 +171,13 @@ mod tests {
 
     #[test]
     fn nothing_is_stored_about_clients_without_watches() {
-        let start = Instant::now();
-        let mut ttl = running();
+        let (mut ttl, at) = running();
         for n in 0..1000 {
-            ttl.renew(&n.to_string(), start);
+            ttl.renew(&n.to_string(), at(0));
         }
         assert!(ttl.last_seen.is_empty());
-        assert!(ttl.check(watching(&["a", "b"]), start).is_empty());
-        assert!(ttl.check(watching(&["b"]), start).is_empty());
+        assert!(ttl.check(watching(&["a", "b"]), at(0)).is_empty());
+        assert!(ttl.check(watching(&["b"]), at(0)).is_empty());
         assert_eq!(ttl.last_seen.len(), 1);
     }
 

@@ -140,8 +140,7 @@ fn connections_lost_at_once_are_logged_once_per_reason() {
     assert!(!state.note_attached() && !state.note_stable());
 }
 
-/// Regression: each new reason replaced the newest one, so two of them could be logged in turn
-/// without end.
+/// Otherwise two reasons could be logged in turn without end.
 #[test]
 fn oldest_reason_for_a_loss_is_forgotten_first() {
     let mut state = State::default();
@@ -168,8 +167,6 @@ fn the_store_must_wait_while_too_much_output_is_unacknowledged() {
     assert!(!state.is_full());
 }
 
-/// Regression: each notification counted the whole payload, so that 512 of them filled the
-/// outbox.
 #[test]
 fn a_long_value_with_many_watchers_loses_no_notification() {
     let mut state = State::default();

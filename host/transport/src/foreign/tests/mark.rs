@@ -41,7 +41,7 @@ impl Scene {
             ..config()
         };
         Self {
-            foreign: Foreign::new(requests.clone(), &config, "id"),
+            foreign: Foreign::new(requests.clone(), &config, "id", None),
             requests,
         }
     }
@@ -130,7 +130,6 @@ impl Scene {
     }
 }
 
-/// Regression: redelivered requests were executed before the mark of a later run arrived.
 #[test]
 fn requests_after_a_reconnection_wait_for_the_mark() {
     let scene = Scene::new();
@@ -180,7 +179,7 @@ fn a_run_that_finds_a_later_mark_executes_no_request() {
     );
 }
 
-/// Regression: the store published a retained mark, so that the broker closed each connection.
+/// Such a broker would close each connection.
 #[test]
 fn a_broker_without_retained_messages_gets_no_retained_mark() {
     let scene = Scene::new();
@@ -206,7 +205,6 @@ fn a_broker_without_retained_messages_gets_no_retained_mark() {
     assert_eq!(scene.published(), [true]);
 }
 
-/// Regression: an earlier run that returned ended the later one by its connection.
 #[test]
 fn a_taken_over_connection_ends_no_run_that_finds_its_mark() {
     let scene = Scene::new();
@@ -221,12 +219,12 @@ fn a_taken_over_connection_ends_no_run_that_finds_its_mark() {
         keeps_client_id: false,
         ..config()
     };
-    let foreign = Foreign::new(scene.requests.clone(), &temporary, "id");
+    let foreign = Foreign::new(scene.requests.clone(), &temporary, "id", None);
     assert!(foreign.ends_when_taken_over(), "it has no mark");
 }
 
-/// Regression: with Mosquitto's `acl_file`, which refuses no subscription, nothing showed that the
-/// store has no read rights.
+/// Mosquitto's `acl_file` refuses no subscription, so nothing else shows that the store has no read
+/// rights.
 #[test]
 fn undelivered_mark_is_logged_once_with_its_consequence() {
     for (is_delivered, logged) in [(true, 0), (false, 1)] {
@@ -255,7 +253,6 @@ fn undelivered_mark_is_logged_once_with_its_consequence() {
     }
 }
 
-/// Regression: the log named neither the mark nor the consequence.
 #[test]
 fn refused_mark_is_logged_once_with_its_consequence() {
     let scene = Scene::unconnected();
