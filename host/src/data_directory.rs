@@ -9,7 +9,6 @@ mod disk;
 mod recovering;
 #[cfg(test)]
 mod restore_tests;
-mod rights;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -93,9 +92,18 @@ pub struct Recovered {
 
 /// Locks the directory and recovers its state.
 pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
-    let failed = |error| rights::failure(storage, error);
+    let failed = |error| failure(storage, error);
     let disk = Directory::open(&storage.directory).map_err(failed)?;
     read(storage, disk)
+}
+
+/// The failure of a start. If rights are missing, it has the words of `serve --check`: the
+/// operation that failed first depends on the log, and may name a file that does not exist.
+fn failure(storage: &Storage, error: statehouse_wal::Error) -> StorageError {
+    let is_denied = matches!(&error, statehouse_wal::Error::Io { source, .. }
+        if source.kind() == ErrorKind::PermissionDenied);
+    let denied = is_denied.then(|| probe(&storage.directory).err()).flatten();
+    StorageError::Log(storage.directory.clone(), denied.unwrap_or(error))
 }
 
 /// Waits as a standby until no other process has the directory, then recovers it.
@@ -104,20 +112,10 @@ pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
 /// `stopped` returns true, this returns none. A takeover takes [`limits::STANDBY_POLL`] and the
 /// time of the recovery.
 ///
-/// What the lock guarantees depends on the file system (flock(2), nfs(5)):
-///
-/// * On a local file system the kernel holds the lock. It ends with the process, even after a
-///   crash, and no other process gets it before.
-/// * On a volume that moves between machines (a disk behind DRBD, iSCSI, a cloud's block storage)
-///   each machine has its own locks. The cluster must ensure that only one machine mounts it.
-/// * On NFS 4 the server holds the lock, as a lease. If it gets no sign of life from a holder for
-///   the lease's time (90 seconds by default), the holder loses the lock and may not know it. Until
-///   it does, two processes write. With `nolock` or `local_lock=flock`, over SMB with `nobrl`, and
-///   on FUSE file systems without locks, there is no lock between machines.
-///
-/// So if a host may be cut off and keep running, its machine must be fenced before the standby gets
-/// the directory. The MQTT client id is only a second guard: a host stops if its session is taken
-/// over, but only the broker can report that.
+/// What the lock guarantees depends on the file system: see `host/docs/foreign-brokers.md`. If a
+/// host may be cut off and keep running, its machine must be fenced before the standby gets the
+/// directory. The MQTT client id is only a second guard: a host stops if its session is taken over,
+/// but only the broker can report that.
 pub fn stand_by(
     storage: &Storage,
     waits: impl FnOnce(),
@@ -136,7 +134,7 @@ pub fn stand_by(
                 thread::sleep(limits::STANDBY_POLL);
             }
             Ok(disk) => break disk,
-            Err(error) => return Err(rights::failure(storage, error)),
+            Err(error) => return Err(failure(storage, error)),
         }
     };
     read(storage, disk).map(Some)
@@ -211,7 +209,7 @@ fn empty_image(storage: &Storage, disk: &Directory) -> Result<Image, StorageErro
 fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let start = Instant::now();
     let wall_ms = wall_ms();
-    let failed = |error| rights::failure(storage, error);
+    let failed = |error| failure(storage, error);
     refuse_no_store(storage)?;
     let options = Options {
         durability: match storage.durability {
@@ -408,19 +406,22 @@ impl Source for SnapshotSource {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     use super::*;
-    use statehouse_config::{Config, Flags};
+    use statehouse_config::{Config, Flags, StorageFlags};
     use statehouse_core::log::Recorder;
     use statehouse_core::request::Dialect;
     use statehouse_core::store::{Effects, Key, Peer, Scope, WatchChange, WatchChanges};
     use statehouse_offline::{Past, restore};
 
-    fn settings_of(data: &Path) -> Storage {
+    pub(crate) fn settings_of(data: &Path) -> Storage {
         let flags = Flags {
-            data: Some(data.to_owned()),
+            storage: StorageFlags {
+                data: Some(data.to_owned()),
+                ..StorageFlags::default()
+            },
             ..Flags::default()
         };
         Config::load(flags).unwrap().storage
@@ -435,6 +436,12 @@ mod tests {
         (disk, recorder)
     }
 
+    /// Writes a log that ends with the record of a start at this time.
+    pub(crate) fn write_start(settings: &Storage, run: u32, now_ms: u64) {
+        let (disk, _) = begun(settings, run, now_ms, Mode::Embedded);
+        disk.log().close().unwrap();
+    }
+
     #[test]
     fn a_clock_behind_the_records_needs_accept_clock() {
         let directory = tempfile::tempdir().unwrap();
@@ -446,9 +453,7 @@ mod tests {
         let new = recover(&settings(false)).unwrap();
         assert!(new.report().ends_with("is new"));
         drop(new);
-        let (disk, recorder) = begun(&settings(false), 7, ahead_ms, Mode::Embedded);
-        disk.log().close().unwrap();
-        drop((recorder, disk));
+        write_start(&settings(false), 7, ahead_ms);
         let refused = recover(&settings(false))
             .err()
             .map(|error| error.to_string());
@@ -457,17 +462,6 @@ mod tests {
         let image = recover(&settings(true)).unwrap().image;
         // Time continues from the last record, not from the clock.
         assert_eq!((image.now_ms, image.run), (ahead_ms, 7));
-    }
-
-    #[test]
-    fn a_directory_in_use_is_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let settings = settings_of(directory.path());
-        let first = recover(&settings).unwrap();
-        let refused = recover(&settings).err().map(|error| error.to_string());
-        assert!(refused.is_some_and(|text| text.contains("in use by another process")));
-        drop(first);
-        assert!(recover(&settings).is_ok());
     }
 
     /// Behind a foreign broker the clients stay connected while the store restarts, so watches must

@@ -10,29 +10,26 @@ use std::path::Path;
 /// "other accounts, which could".
 #[must_use]
 pub fn writable(path: &Path, effect: &str) -> Option<String> {
-    let mode = mode_with(path, 0o022)?;
-    let path = path.display();
-    Some(format!(
-        "{path} can be written by other accounts (mode {mode:03o}), which could {effect}: run `chmod go-w {path}`"
-    ))
+    warning(path, 0o022, "written", effect, "go-w")
 }
 
 /// A warning for the operator if each account can read this file. `effect` ends the sentence "other
 /// accounts, which could".
 #[must_use]
 pub fn readable(path: &Path, effect: &str) -> Option<String> {
-    let mode = mode_with(path, 0o004)?;
-    let path = path.display();
-    Some(format!(
-        "{path} can be read by other accounts (mode {mode:03o}), which could {effect}: run `chmod o-r {path}`"
-    ))
+    warning(path, 0o004, "read", effect, "o-r")
 }
 
-/// The permissions of a file, or of the file behind a link, if they include one of these. None also
-/// if the file cannot be examined: then the error of reading it is enough.
-fn mode_with(path: &Path, any: u32) -> Option<u32> {
+/// A warning if a file, or the file behind a link, has `any` of these permissions. None also if the
+/// file cannot be examined: then the error of reading it is enough.
+fn warning(path: &Path, any: u32, done: &str, effect: &str, change: &str) -> Option<String> {
     let mode = fs::metadata(path).ok()?.permissions().mode() & 0o777;
-    (mode & any != 0).then_some(mode)
+    let path = path.display();
+    (mode & any != 0).then(|| {
+        format!(
+            "{path} can be {done} by other accounts (mode {mode:03o}), which could {effect}: run `chmod {change} {path}`"
+        )
+    })
 }
 
 #[cfg(test)]

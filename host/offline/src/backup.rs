@@ -175,6 +175,21 @@ impl Past {
         let (image, range) = self.newest()?;
         write(file, image, range.end, now_ms, &self.modules())
     }
+
+    /// The newest state, to begin another log with it.
+    pub fn first_state(&self) -> Result<FirstState, PastError> {
+        let (image, range) = self.newest()?;
+        let modules = self.modules();
+        let recovered = RecoveredState::of(image);
+        let contents = recovered.contents(range.end, |digest| ModuleState::of(&modules, digest))?;
+        let mut blocks = BackupBlocks::of(recovered, modules.clone());
+        let digests = std::mem::take(&mut blocks.left).into_iter();
+        Ok(FirstState {
+            contents,
+            modules: digests.map(|it| (it, modules.load(&it).ok())).collect(),
+            blocks,
+        })
+    }
 }
 
 /// A state that begins a log elsewhere.
@@ -191,23 +206,6 @@ impl FirstState {
     /// text of an error is for the operator.
     pub fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
         self.blocks.next(block)
-    }
-}
-
-impl Past {
-    /// The newest state, to begin another log with it.
-    pub fn first_state(&self) -> Result<FirstState, PastError> {
-        let (image, range) = self.newest()?;
-        let modules = self.modules();
-        let recovered = RecoveredState::of(image);
-        let contents = recovered.contents(range.end, |digest| ModuleState::of(&modules, digest))?;
-        let mut blocks = BackupBlocks::of(recovered, modules.clone());
-        let digests = std::mem::take(&mut blocks.left).into_iter();
-        Ok(FirstState {
-            contents,
-            modules: digests.map(|it| (it, modules.load(&it).ok())).collect(),
-            blocks,
-        })
     }
 }
 

@@ -377,7 +377,6 @@ enum KeyEvent<'a> {
     Gap(&'a Damage),
 }
 
-/// The origin of a change.
 struct Origin<'a> {
     position: LogPosition,
     now_ms: u64,
@@ -437,7 +436,7 @@ impl<'a> KeyReader<'a> {
     }
 
     fn handle_record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), Malformed> {
-        match record::read(record)? {
+        let (now_ms, clock) = match record::read(record)? {
             Record::Handled(handled) => {
                 let now_ms = handled.remembered.context.now_ms;
                 let origin = Origin {
@@ -448,10 +447,7 @@ impl<'a> KeyReader<'a> {
                     policy: self.policies.get(handled.policy as usize),
                 };
                 visit_writes(self.key, self.visit, &handled.writes, &origin);
-                (self.visit)(KeyEvent::RecordEnd {
-                    now_ms,
-                    clock: Some(handled.clock),
-                });
+                (now_ms, Some(handled.clock))
             }
             Record::Swept {
                 now_ms,
@@ -466,33 +462,32 @@ impl<'a> KeyReader<'a> {
                     policy: None,
                 };
                 visit_writes(self.key, self.visit, &writes, &origin);
-                let clock = Some(clock);
-                (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
-            }
-            Record::Policy(policy) => {
-                let known = |it: &Arc<PolicyRecord>| it.digest == policy.digest;
-                if !self.policies.iter().any(known) {
-                    self.policies.push(Arc::new(policy));
-                }
+                (now_ms, Some(clock))
             }
             Record::Started { now_ms, .. }
             | Record::Stopped { now_ms }
-            | Record::Postponed { now_ms, .. } => {
-                let clock = None;
-                (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
-            }
+            | Record::Postponed { now_ms, .. } => (now_ms, None),
             Record::Deadlines { now_ms, deadlines } => {
                 let of_key = |it: &&NewDeadline| !it.hidden && *it.key == *self.key;
                 if let Some(it) = deadlines.iter().find(of_key) {
                     let expires_ms = it.expires_ms;
                     (self.visit)(KeyEvent::Deadline { now_ms, expires_ms });
                 }
-                let clock = None;
-                (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
+                (now_ms, None)
             }
-            Record::Sessions(changes) => self.note_users(changes)?,
-            Record::Assignment(_) | Record::Watches(_) | Record::ReceiveMax { .. } => {}
-        }
+            Record::Policy(policy) => {
+                let known = |it: &Arc<PolicyRecord>| it.digest == policy.digest;
+                if !self.policies.iter().any(known) {
+                    self.policies.push(Arc::new(policy));
+                }
+                return Ok(());
+            }
+            Record::Sessions(changes) => return self.note_users(changes),
+            Record::Assignment(_) | Record::Watches(_) | Record::ReceiveMax { .. } => {
+                return Ok(());
+            }
+        };
+        (self.visit)(KeyEvent::RecordEnd { now_ms, clock });
         Ok(())
     }
 }

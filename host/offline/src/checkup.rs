@@ -372,20 +372,23 @@ pub(super) fn text_without_advice(error: &Error) -> String {
 }
 
 /// Decodes and counts blocks and records, and rebuilds the state.
-struct Decoder {
-    image: Image,
+pub(super) struct Decoder {
+    pub(super) image: Image,
     blocks: u64,
     records: u64,
+    /// The last record that was applied.
+    pub(super) last: Option<LogPosition>,
     /// The damage because of which earlier history was not read.
     damage: Option<Damage>,
 }
 
 impl Decoder {
-    fn of(image: Image) -> Self {
+    pub(super) fn of(image: Image) -> Self {
         Self {
             image,
             blocks: 0,
             records: 0,
+            last: None,
             damage: None,
         }
     }
@@ -394,7 +397,7 @@ impl Decoder {
 impl Sink for Decoder {
     fn reset(&mut self) {
         self.image.reset();
-        (self.blocks, self.records) = (0, 0);
+        (self.blocks, self.records, self.last) = (0, 0, None);
     }
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {
@@ -402,9 +405,12 @@ impl Sink for Decoder {
         self.image.block(block).map_err(|error| error.to_string())
     }
 
-    fn record(&mut self, _: LogPosition, record: &[u8]) -> Result<(), String> {
+    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
         self.records += 1;
-        self.image.record(record).map_err(|error| error.to_string())
+        let applied = self.image.record(record);
+        applied.map_err(|error| error.to_string())?;
+        self.last = Some(position);
+        Ok(())
     }
 
     fn gap(&mut self, damage: &Damage) {

@@ -12,15 +12,13 @@ impl Past {
     pub fn end(&self) -> Result<(LogPosition, u64), PastError> {
         let mut clock = Clock::default();
         let range = self.read(Base::Newest, LogPosition::END, &mut clock)?;
-        Ok((range.end, clock.now_ms))
+        Ok((range.end, clock.0))
     }
 }
 
-/// The latest time that was read.
+/// The latest time that was read, in milliseconds.
 #[derive(Default)]
-struct Clock {
-    now_ms: u64,
-}
+struct Clock(u64);
 
 impl Sink for Clock {
     fn reset(&mut self) {
@@ -29,14 +27,14 @@ impl Sink for Clock {
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {
         if let Block::Meta(meta) = read_block(block).map_err(|error| error.to_string())? {
-            self.now_ms = self.now_ms.max(meta.now_ms);
+            self.0 = self.0.max(meta.now_ms);
         }
         Ok(())
     }
 
     fn record(&mut self, _: LogPosition, record: &[u8]) -> Result<(), String> {
         let record = record::read(record).map_err(|error| error.to_string())?;
-        self.now_ms = self.now_ms.max(time_of(&record).unwrap_or_default());
+        self.0 = self.0.max(time_of(&record).unwrap_or_default());
         Ok(())
     }
 }

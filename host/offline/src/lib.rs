@@ -21,7 +21,6 @@ mod changes;
 mod checkup;
 mod cluster_mark;
 mod end;
-mod image_sink;
 pub mod limits;
 mod replay;
 mod restore;
@@ -41,7 +40,6 @@ pub use backup::{Contents, FirstState, Module, ModuleState};
 pub use changes::{AsOf, Change, History, Moment, What, Writer};
 pub use checkup::{Checkup, Opening, Reach};
 pub use cluster_mark::{ClusterMark, CopyMark};
-pub use image_sink::ImageSink;
 pub use replay::{Bound, Candidate, Counts, Difference, Observer, Other, Replayed, Tally};
 pub use restore::{NAME_FILE, check_backup, is_unfinished, read_backup, restore};
 pub use salvage::Salvaged;
@@ -186,6 +184,23 @@ impl Past {
 
     fn disk(&self) -> &dyn Disk {
         &self.disk
+    }
+}
+
+/// Applies the blocks and records that the log delivers to an image.
+pub struct ImageSink<'a>(pub &'a mut Image);
+
+impl Sink for ImageSink<'_> {
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+
+    fn block(&mut self, block: &[u8]) -> Result<(), String> {
+        self.0.block(block).map_err(|error| error.to_string())
+    }
+
+    fn record(&mut self, _: LogPosition, record: &[u8]) -> Result<(), String> {
+        self.0.record(record).map_err(|error| error.to_string())
     }
 }
 

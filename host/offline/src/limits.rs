@@ -7,9 +7,6 @@ pub const VALUE_SHOWN_BYTES_MAX: usize = 4 << 10;
 /// that were ever active.
 pub const REPLAY_POLICIES_MAX: usize = 8;
 
-/// Blocks of a backup that are read and not yet written to the data directory.
-pub const RESTORE_BLOCKS_MAX: usize = 4;
-
 /// How often a checkup reads files again that seem damaged, because a server may be writing them.
 pub const CHECKUP_ATTEMPTS_MAX: u32 = 5;
 

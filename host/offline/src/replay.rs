@@ -189,12 +189,11 @@ impl Past {
                 }
             }
         };
-        let (from_position, to_position) = (replayer.from, replayer.to);
         let is_early = range.base != LogPosition::NONE && finder.begins_before(known);
         let damage = finder.damage.filter(|_| is_early || from.is_none());
         Ok(Replayed {
-            from: from_position,
-            to: to_position,
+            from: replayer.from,
+            to: replayer.to,
             times_ms: replayer.times_ms.unwrap_or_default(),
             shortened: attempt > 0 || is_early,
             damage,
@@ -214,6 +213,7 @@ fn not_read(error: PastError, from: Option<Bound>) -> PastError {
 }
 
 /// Finds the log positions of the two ends of a range.
+#[derive(Default)]
 struct RangeFinder {
     bounds: (Option<Bound>, Option<Bound>),
     from: Option<LogPosition>,
@@ -228,11 +228,7 @@ impl RangeFinder {
     fn new(from: Option<Bound>, to: Option<Bound>) -> Self {
         Self {
             bounds: (from, to),
-            from: None,
-            to: None,
-            first_ms: None,
-            now_ms: 0,
-            damage: None,
+            ..Self::default()
         }
     }
 

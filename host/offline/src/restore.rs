@@ -10,17 +10,14 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
 
 use statehouse_wal::{
-    Backup, Directory, Disk, Error, FileReport, Kind, LOCK, LogPosition, Options, Sink, Source,
-    create_from_snapshot, has_log, inspect,
+    Backup, Directory, Disk, Error, FileReport, Kind, LOCK, Log, LogPosition, Options, Sink,
+    has_log, inspect,
 };
 
 use super::backup::{Contents, ModuleState, RecoveredState};
 use super::{ClusterMark, EVERYTHING, PastError};
-use crate::limits;
 use statehouse_core::log::{Block, Image, read_block};
 use statehouse_precompiled::Modules;
 
@@ -46,27 +43,7 @@ pub fn restore(file: &Path, directory: &Path, now_ms: u64) -> Result<Contents, P
     refuse_content(directory, &*disk)?;
     let failed_io = |error| PastError::Io(directory.to_owned(), error);
     begin(&disk, directory, is_unfinished(directory))?;
-    save_modules(file, directory, &backup)?;
-    let backup = &backup;
-    let created = thread::scope(|scope| {
-        let (blocks, source) = sync_channel(limits::RESTORE_BLOCKS_MAX);
-        thread::Builder::new()
-            .spawn_scoped(scope, move || copy(backup, &blocks))
-            .map_err(|source| Error::Io {
-                operation: "start",
-                file: "the thread that reads the backup".to_owned(),
-                source,
-            })?;
-        let mut source = Blocks(source);
-        create_from_snapshot(
-            disk.clone(),
-            Options::default(),
-            position,
-            now_ms,
-            &mut source,
-        )
-    });
-    created.map_err(|error| not_restored(directory, error))?;
+    write(file, &backup, directory, disk.clone(), position, now_ms)?;
     fs::remove_file(directory.join(MARKER)).map_err(failed_io)?;
     disk.sync_directory().map_err(failed_io)?;
     Ok(contents)
@@ -227,31 +204,6 @@ fn unreadable(file: &Path, error: Error) -> PastError {
     PastError::Backup(file.to_owned(), why)
 }
 
-/// Writes the modules of a backup to the directory. A module that cannot be written says nothing
-/// about the backup.
-fn save_modules(file: &Path, directory: &Path, backup: &Backup) -> Result<(), PastError> {
-    let modules = Modules::of(directory);
-    let mut failed = None;
-    let read = backup.read(&mut EachBlock(|block: &[u8]| {
-        let Some((digest, module)) = module_of(block)? else {
-            return Ok(());
-        };
-        modules.save(&digest, module).map_err(|source| {
-            let text = source.to_string();
-            failed = Some(Error::Io {
-                operation: "write",
-                file: modules.path(&digest).display().to_string(),
-                source,
-            });
-            text
-        })
-    }));
-    match failed {
-        Some(error) => Err(not_restored(directory, error)),
-        None => read.map(drop).map_err(|error| unreadable(file, error)),
-    }
-}
-
 /// Calls a function with each block of a backup. A backup has no records, and is read once.
 struct EachBlock<F: FnMut(&[u8]) -> Result<(), String>>(F);
 
@@ -276,40 +228,47 @@ fn module_of(block: &[u8]) -> Result<Option<(blake3::Hash, &[u8])>, String> {
     }
 }
 
-/// The next block, `None` at the end, or the error that ended the read.
-type NextBlock = Result<Option<Vec<u8>>, String>;
-
-/// Sends all blocks except modules to the log.
-fn copy(backup: &Backup, blocks: &SyncSender<NextBlock>) {
-    let read = backup.read(&mut EachBlock(|block: &[u8]| {
-        match read_block(block).map_err(|error| error.to_string())? {
-            Block::Module { .. } => Ok(()),
-            _ => blocks
-                .send(Ok(Some(block.to_vec())))
-                .map_err(|_| "the writer of the write-ahead log has ended".to_owned()),
+/// Writes the contents of a backup to a data directory: a log that begins with its blocks, and its
+/// modules. An error of one of the two says nothing about the other.
+fn write(
+    file: &Path,
+    backup: &Backup,
+    directory: &Path,
+    disk: Arc<Directory>,
+    position: LogPosition,
+    now_ms: u64,
+) -> Result<(), PastError> {
+    let failed = |error| not_restored(directory, error);
+    let modules = Modules::of(directory);
+    let log = Log::create(disk, Options::default(), position, now_ms).map_err(failed)?;
+    if let Some(mut snapshot) = log.begin_snapshot(now_ms).map_err(failed)? {
+        // The error of the data directory, if that ended the read.
+        let mut unwritten = None;
+        let read = backup.read(&mut EachBlock(|block: &[u8]| {
+            let written = match module_of(block)? {
+                Some((digest, module)) => {
+                    let saved = modules.save(&digest, module);
+                    saved.map_err(|source| Error::Io {
+                        operation: "write",
+                        file: modules.path(&digest).display().to_string(),
+                        source,
+                    })
+                }
+                None => snapshot.block(block),
+            };
+            written.map_err(|error| {
+                let text = error.to_string();
+                unwritten = Some(error);
+                text
+            })
+        }));
+        if let Some(error) = unwritten {
+            return Err(failed(error));
         }
-    }));
-    let end = read.map(|_| None).map_err(|error| error.to_string());
-    // If the receiver has ended, it failed and reports its own error.
-    let _ = blocks.send(end);
-}
-
-struct Blocks(Receiver<NextBlock>);
-
-impl Source for Blocks {
-    fn begin(&mut self) {}
-
-    fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String> {
-        match self.0.recv() {
-            Ok(Ok(Some(next))) => {
-                *block = next;
-                Ok(true)
-            }
-            Ok(Ok(None)) => Ok(false),
-            Ok(Err(why)) => Err(why),
-            Err(_) => Err("the reader of the backup has ended".into()),
-        }
+        read.map_err(|error| unreadable(file, error))?;
+        log.finish_snapshot(snapshot).map_err(failed)?;
     }
+    log.close().map_err(failed)
 }
 
 #[cfg(test)]

@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use statehouse_wal::{
-    Base, Disk, Error, File, FileReport, Kind, LogPosition, Range, Sink, Verdict, inspect,
+    Base, Disk, Error, File, FileReport, Kind, LogPosition, Range, Verdict, inspect,
     read_snapshot_file,
 };
 
 use super::backup::{self, Contents};
-use super::checkup::text_without_advice;
+use super::checkup::{Decoder, text_without_advice};
 use super::{EVERYTHING, Past, PastError};
 use crate::ImageSink;
 use statehouse_core::log::Image;
@@ -57,12 +57,11 @@ impl Past {
         let failed = |error| PastError::of_log(self.path(), error);
         let report = inspect(self.disk()).map_err(failed)?;
         let mut first = None;
-        let mut ends: Vec<u64> = Vec::new();
-        for file in &report.files {
-            if let Kind::Segment(number) = file.kind {
-                ends.push(number);
-            }
-        }
+        let segment = |file: &FileReport| match file.kind {
+            Kind::Segment(number) => Some(number),
+            _ => None,
+        };
+        let mut ends: Vec<u64> = report.files.iter().filter_map(segment).collect();
         ends.sort_unstable();
         // The second attempt reads the whole log without the markers of its end.
         ends.extend(ends.last().map(|last| last + 1));
@@ -146,7 +145,7 @@ struct View<'a> {
 impl View<'_> {
     /// The newest readable state, and whether it ends at damage.
     fn newest(&self) -> Result<(Image, Range, bool), Error> {
-        let mut reader = Reader::new();
+        let mut reader = Decoder::of(Image::new(EVERYTHING));
         let error = match statehouse_wal::read(self, Base::Newest, LogPosition::END, &mut reader) {
             Ok(range) => return Ok((reader.image, range, false)),
             Err(error) => error,
@@ -179,7 +178,7 @@ impl View<'_> {
 
     /// The state at this record, from this base on.
     fn up_to(&self, until: LogPosition, base: Base) -> Result<(Image, Range), Error> {
-        let mut reader = Reader::new();
+        let mut reader = Decoder::of(Image::new(EVERYTHING));
         let range = statehouse_wal::read(self, base, until, &mut reader)?;
         Ok((reader.image, range))
     }
@@ -229,45 +228,8 @@ impl Disk for View<'_> {
         self.disk.free_bytes()
     }
 
-    fn has_free_inodes(&self) -> io::Result<bool> {
-        self.disk.has_free_inodes()
-    }
-
     fn entropy(&self) -> u64 {
         self.disk.entropy()
-    }
-}
-
-/// Rebuilds a state and remembers the last applied record.
-struct Reader {
-    image: Image,
-    last: Option<LogPosition>,
-}
-
-impl Reader {
-    fn new() -> Self {
-        Self {
-            image: Image::new(EVERYTHING),
-            last: None,
-        }
-    }
-}
-
-impl Sink for Reader {
-    fn reset(&mut self) {
-        *self = Self::new();
-    }
-
-    fn block(&mut self, block: &[u8]) -> Result<(), String> {
-        self.image.block(block).map_err(|error| error.to_string())
-    }
-
-    fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
-        self.image
-            .record(record)
-            .map_err(|error| error.to_string())?;
-        self.last = Some(position);
-        Ok(())
     }
 }
 
@@ -332,11 +294,8 @@ mod tests {
 
     /// The run of a damaged log, and the positions at which it is complete and ends.
     fn salvaged(disk: &Simulation) -> (u32, u64, u64) {
-        let view = View {
-            disk,
-            end: u64::MAX,
-        };
-        let (image, range, is_damaged) = view.newest().unwrap();
+        let end = u64::MAX;
+        let (image, range, is_damaged) = View { disk, end }.newest().unwrap();
         assert!(is_damaged);
         (image.run, range.complete.0, range.end.0)
     }
@@ -391,13 +350,8 @@ mod tests {
         let (disk, log) = opened();
         append(&log, 1..=RUNS);
         disk.break_block(SEGMENT, BLOCK_BYTES);
-        let view = View {
-            disk: &disk,
-            end: u64::MAX,
-        };
-        let (image, range, is_damaged) = view.newest().unwrap();
-        assert!(is_damaged);
-        assert!(image.run > 10 && image.run < RUNS, "{}", image.run);
-        assert_eq!(range.end, LogPosition(u64::from(image.run)));
+        let (run, _, end) = salvaged(&disk);
+        assert!(run > 10 && run < RUNS, "{run}");
+        assert_eq!(end, u64::from(run));
     }
 }

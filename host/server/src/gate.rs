@@ -553,19 +553,15 @@ mod tests {
         let payload = Bytes::from(vec![b'p'; 1 << 20]);
         let all = u64::MAX;
         // A thousand watchers share the payload, and each has its own topic.
-        let bytes = gate.push(
-            LogPosition(1),
-            ConnectionId(7),
-            (0..1000).map(|it| notify(it, &payload)),
-        );
+        let notify_watchers = || {
+            let notifications = (0..1000).map(|it| notify(it, &payload));
+            gate.push(LogPosition(1), ConnectionId(7), notifications)
+        };
+        let bytes = notify_watchers();
         assert!((2 << 20..3 << 20).contains(&bytes), "{bytes}");
         assert!(gate.has_room(ConnectionId(7), all));
         for _ in 0..3 {
-            gate.push(
-                LogPosition(1),
-                ConnectionId(7),
-                (0..1000).map(|it| notify(it, &payload)),
-            );
+            notify_watchers();
         }
         assert!(!gate.has_room(ConnectionId(7), all), "beyond its own limit");
         assert!(gate.has_room(ConnectionId(8), all));

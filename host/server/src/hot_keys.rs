@@ -12,7 +12,6 @@ use rustc_hash::FxHasher;
 
 use statehouse_config::limits;
 
-/// The search for hot keys.
 pub(super) struct HotKeys {
     /// The hashes of the tracked keys, which identify them: keys with one hash count as one key.
     /// Hashes and counts have lists of their own, since each sample reads all of them.
@@ -24,10 +23,9 @@ pub(super) struct HotKeys {
     /// Requests until the next sample, and the mean of it.
     skip: u32,
     one_of: u32,
-    dice: u32,
+    dice: fastrand::Rng,
 }
 
-/// A tracked key.
 struct Tracked {
     error: u64,
     /// The beginning of the key.
@@ -56,7 +54,7 @@ impl Default for HotKeys {
             requests: 0,
             skip: 0,
             one_of: 1,
-            dice: 0x9e37_79b9,
+            dice: fastrand::Rng::with_seed(1),
         }
     }
 }
@@ -68,7 +66,9 @@ impl HotKeys {
             self.skip -= 1;
             return;
         }
-        self.skip = self.roll();
+        // Makes one of `one_of` requests a sample. It must be random: clients repeat their requests
+        // in patterns.
+        self.skip = self.dice.u32(..2 * self.one_of - 1);
         let weight = u64::from(self.one_of);
         self.requests += weight;
         if let Some(key) = key() {
@@ -137,16 +137,6 @@ impl HotKeys {
         // Casts from a float saturate.
         self.one_of = (one_of as u32).max(1);
         self.skip = self.skip.min(2 * self.one_of);
-    }
-
-    /// A number of requests to skip whose mean makes one of `one_of` requests a sample. It must be
-    /// random: clients repeat their requests in patterns.
-    fn roll(&mut self) -> u32 {
-        // xorshift (Marsaglia 2003).
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 17;
-        self.dice ^= self.dice << 5;
-        self.dice % (2 * self.one_of - 1)
     }
 }
 

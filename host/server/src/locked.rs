@@ -13,7 +13,6 @@ use statehouse_core::{Core, Decision, Input, Now, Outcome, Swapped};
 use super::Stats;
 use super::timing::{CallTimes, error_of};
 
-/// The state under the server's lock.
 pub(super) struct Locked {
     pub(super) core: Core,
     clock: Clock,

@@ -5,7 +5,6 @@ use statehouse_config::limits;
 use statehouse_core::policy::Policy;
 use statehouse_core::store::Transaction;
 
-/// The policies and commands of this run.
 pub(super) struct Names {
     policies: Vec<KnownPolicy>,
     /// The place of the policy of the last request.
@@ -88,7 +87,6 @@ impl Names {
         number as u16
     }
 
-    /// The names of all numbers of commands.
     pub(super) fn commands(&self) -> impl Iterator<Item = &str> {
         self.commands.iter().map(|it| &**it)
     }

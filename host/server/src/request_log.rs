@@ -8,7 +8,6 @@ use statehouse_core::request::{ReplyTo, Request};
 use statehouse_core::store::{Effects, Rerun};
 use statehouse_protocol::Shown;
 
-/// The log target of requests.
 const TARGET: &str = "statehouse::request";
 
 /// Logs a request. While the target is disabled, this costs one load of an atomic.

@@ -62,7 +62,6 @@ pub struct SlowRequests {
     pub requests: Vec<SlowRequest>,
 }
 
-/// Keeps the last slow requests.
 pub(super) struct SlowLog {
     threshold_us: AtomicU64,
     kept: Mutex<Kept>,
@@ -102,7 +101,6 @@ impl SlowLog {
         Duration::from_micros(self.threshold_us.load(Relaxed))
     }
 
-    /// Notes requests whose responses have left.
     pub(super) fn note(&self, departures: Departures) {
         if departures.slow == 0 {
             return;

@@ -116,10 +116,8 @@ fn publish(
 
 #[test]
 fn requests_are_timed_by_command_and_outcome() {
-    let policy = standard();
-    let source = Arc::new(ManualSource::at(START_MS));
-    let recorder = Recorder::new(Arc::new(Memory), Vec::new(), None);
-    let server = server(Registry::new(policy.clone(), None), source, recorder);
+    let server = server_on(Arc::new(Memory));
+    let policy = server.policies().1.pop().unwrap();
     server.attach(Arc::new(RecordingTransport::default()));
     let long = "k".repeat(limits::SLOW_KEY_BYTES_MAX + 1);
     server.set_slow_threshold(Duration::from_secs(3_600));

@@ -53,7 +53,6 @@ pub(super) static LEAVE_BOUNDS: [Duration; 14] = [
     Duration::from_secs(10),
 ];
 
-/// The times of policy calls.
 pub(super) struct CallTimes {
     times: Histogram,
     /// When the turn began.
@@ -91,7 +90,6 @@ impl Default for CallTimes {
 }
 
 impl CallTimes {
-    /// All times since the start.
     pub(super) fn times(&self) -> &Histogram {
         &self.times
     }
@@ -147,7 +145,6 @@ impl CallTimes {
     }
 }
 
-/// How a request was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answered {
     /// As it asked.
@@ -325,7 +322,6 @@ impl LeaveTimes {
         time
     }
 
-    /// A notification leaves.
     pub(super) fn notification(&mut self, decided: Instant, now: Instant) {
         let Elapsed { time, bucket, .. } = self.elapsed(decided, now);
         self.notifications.record_at(bucket);
@@ -347,12 +343,10 @@ impl LeaveTimes {
         self.last
     }
 
-    /// The times of notifications.
     pub(super) fn notifications(&self) -> Histogram {
         self.notifications.clone()
     }
 
-    /// The times of requests.
     pub(super) fn requests(&self, names: &Names) -> Vec<RequestTimes> {
         let of_command = |(command, times): (&str, &[Option<Histogram>; 5])| {
             let found = Answered::ALL.iter().zip(times);

@@ -10,7 +10,6 @@ use statehouse_protocol::Histogram;
 use super::hot_keys::{HotKey, HotKeys};
 use super::timing::{LEAVE_BOUNDS, Timed};
 
-/// Measurements while an operator watches.
 pub(super) struct Watched {
     stages: Stages,
     longest: Longest,
@@ -72,7 +71,6 @@ impl Default for Watched {
 }
 
 impl Watched {
-    /// A response leaves.
     pub(super) fn response(&mut self, timed: &Timed, now: Instant) {
         let total = now.saturating_duration_since(timed.begun);
         let queue = Duration::from_micros(timed.queue_us.into()).min(total);
@@ -88,7 +86,6 @@ impl Watched {
         longest.flush = longest.flush.max(flush);
     }
 
-    /// A notification leaves.
     pub(super) fn notification(&mut self, delay: Duration) {
         self.longest.notification = self.longest.notification.max(delay);
     }

@@ -55,7 +55,6 @@ struct Remote {
     certificates: Arc<Watched<Certificates>>,
 }
 
-/// The running listeners.
 pub(super) struct Running {
     tasks: Vec<JoinHandle<()>>,
     /// The data directory with the file `admin` of this run.
@@ -204,13 +203,11 @@ fn open(config: &Config, token: Option<String>) -> anyhow::Result<Option<Admin>>
 }
 
 fn open_for_metrics(config: &Config) -> anyhow::Result<Option<Admin>> {
-    let Some(place) = &config.metrics else {
-        return Ok(None);
+    let bind = |place: &AdminPlace| {
+        let bound = Admin::bind_for_metrics(place);
+        bound.with_context(|| CannotListen::Metrics(place.to_string()))
     };
-    let bound = Admin::bind_for_metrics(place);
-    Ok(Some(bound.with_context(|| {
-        CannotListen::Metrics(place.to_string())
-    })?))
+    config.metrics.as_ref().map(bind).transpose()
 }
 
 /// Whether there is a data directory.

@@ -78,20 +78,14 @@ pub fn check(flags: Flags) -> Findings {
     let wrong = keys.filter_map(|key| Trust::new(std::slice::from_ref(key), false).err());
     let wrong: Vec<_> = wrong.collect();
     // Otherwise there may be too many keys.
-    let trust = match wrong.is_empty() {
-        true => Some(Trust::new(&config.trusted_keys, config.allow_unsigned)),
-        false => None,
-    };
+    let are_valid = wrong.is_empty();
+    let trust = are_valid.then(|| Trust::new(&config.trusted_keys, config.allow_unsigned));
     found.usage(wrong);
     let trust = trust.and_then(|it| it.map_err(|error| found.usage([error])).ok());
     found.usage(AccessControl::check(&config.access));
     check_data(&config, trust, &mut found);
-    found.usage(
-        config
-            .traces
-            .as_ref()
-            .and_then(|it| Traces::check(it).err()),
-    );
+    let traces = config.traces.as_ref();
+    found.usage(traces.and_then(|it| Traces::check(it).err()));
     found.usage(Administration::check(&config));
     addresses.check_administration(&config, &mut found);
     found

@@ -41,7 +41,6 @@ pub(super) struct Attached {
     client_id: String,
 }
 
-/// The running tasks that serve clients.
 pub(super) struct Open {
     clients: Clients,
     tasks: Vec<JoinHandle<()>>,
@@ -79,10 +78,7 @@ impl Clients {
         client_id: String,
         rules: Option<Arc<Authorizer>>,
     ) -> Self {
-        let foreign = Foreign::new(server.clone(), foreign_config, &client_id);
-        if let Some(rules) = rules {
-            foreign.under(rules);
-        }
+        let foreign = Foreign::new(server.clone(), foreign_config, &client_id, rules);
         server.attach(foreign.clone());
         Self::Foreign(Box::new(Attached {
             foreign,

@@ -50,9 +50,8 @@ pub(super) struct Host {
     pub(super) standard: Arc<Policy<Transaction>>,
     pub(super) modules: Modules,
     pub(super) shared_modules: SharedModules,
-    /// The engine that keeps the log, for what operators ask.
-    pub(super) log_engine: Arc<dyn statehouse_cluster::Engine>,
-    pub(super) clock: Arc<dyn statehouse_cluster::Clock>,
+    /// The cluster, for what operators ask.
+    pub(super) cluster_access: statehouse_cluster::Access,
     pub(super) wanted: Wanted,
     pub(super) administration: Administration,
     pub(super) reloads: Arc<Reloads>,
@@ -169,9 +168,7 @@ impl Roles for Host {
         let (leader, address) = (head.leader.clone(), head.address.clone());
         self.say(format!("following {leader} of {name}"));
         tokio::spawn(settings::compare(
-            self.log_engine.clone(),
-            self.clock.clone(),
-            name.clone(),
+            self.cluster_access.clone(),
             head.clone(),
             settings::digest(&self.config),
         ));
@@ -200,9 +197,9 @@ impl Roles for Host {
             named,
             image,
         };
-        let epoch = log.epoch();
+        let epoch = log.leader().epoch();
         let (bounds, journal) = (self.bounds(), Arc::new(log.clone()));
-        let serving = Serving::begin_recorded(&self.config, &bounds, state, journal, clock);
+        let serving = Serving::begin(&self.config, &bounds, state, journal, clock, true);
         let server = serving.server.clone();
         server.set_audit(self.audit.clone());
         if let Some(traces) = &self.traces {
@@ -243,8 +240,7 @@ impl Roles for Host {
             leadership: Some(Arc::new(Operations {
                 log: log.clone(),
                 shared: self.shared.clone(),
-                engine: self.log_engine.clone(),
-                clock: self.clock.clone(),
+                access: self.cluster_access.clone(),
                 cluster: cluster.clone(),
                 host: host.clone(),
             })),

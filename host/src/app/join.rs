@@ -15,7 +15,7 @@ use anyhow::Context;
 use data_encoding::HEXLOWER;
 use statehouse_cluster::etcd::{CheckError, Etcd, Login, ReadTls, Tls};
 use statehouse_cluster::{
-    Clock, ClusterError, Engine, EngineError, Id, LogPoint, MachineClock, Malformed, Modules,
+    Access, Clock, ClusterError, EngineError, Id, LogPoint, MachineClock, Malformed, Modules,
     Options, Secret, Stop, confirm_copy, identity, members, overview, store_name,
 };
 use statehouse_protocol::{ProgramVersion, WrittenBy};
@@ -43,6 +43,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub(super) struct Joined {
     pub(super) engine: Arc<Etcd>,
     pub(super) clock: Arc<dyn Clock>,
+    /// The cluster as operators see it.
+    pub(super) access: Access,
     pub(super) options: Options,
     /// The id of the cluster.
     pub(super) cluster: Id,
@@ -74,20 +76,20 @@ pub(super) async fn join(
     // Must be first: the first answer decides which etcd cluster this host uses, and it could be
     // that of a foreign server.
     check_etcd(&etcd, cluster, &mut waits).await?;
-    let (id, secret) = read_identity(&etcd, &*clock, cluster, &mut waits).await?;
+    let access = Access::new(etcd.clone(), clock.clone(), &cluster.etcd.name);
+    let (id, secret) = read_identity(&access, cluster, &mut waits).await?;
     let copied = mark(directory, id, &cluster.etcd.name).map_err(Failure::usage)?;
     if let Some(point) = copied {
         let confirmed = confirm_copy(etcd.clone(), clock.clone(), options.clone(), id, point);
         match confirmed.await {
             Err(stop @ Stop::Head(Malformed::LaterFormat { .. })) => {
-                return Err(too_old(&stop, &*etcd, &*clock, &cluster.etcd.name).await);
+                return Err(too_old(&stop, &access).await);
             }
             confirmed => confirmed.map_err(|stop| failure(&stop))?,
         }
     }
-    let modules = Modules::new(etcd.clone(), clock.clone(), &cluster.etcd.name)
-        .with_quota_bytes(cluster.quota_bytes);
-    store_standard_policy(&modules, &etcd, &*clock, cluster, &mut waits)
+    let modules = Modules::new(access.clone(), cluster.quota_bytes);
+    store_standard_policy(&modules, &access, cluster, &mut waits)
         .await
         .context("the built-in policy cannot be written to the log of the cluster")
         .map_err(Failure::transport)?;
@@ -96,6 +98,7 @@ pub(super) async fn join(
     Ok(Joined {
         engine: etcd,
         clock,
+        access,
         options,
         cluster: id,
         store,
@@ -110,8 +113,7 @@ pub(super) async fn join(
 /// server of etcd serves this host.
 async fn store_standard_policy(
     modules: &Modules,
-    etcd: &Etcd,
-    clock: &dyn Clock,
+    access: &Access,
     cluster: &ClusterConfig,
     waits: &mut Waits,
 ) -> Result<(), ClusterError> {
@@ -125,7 +127,7 @@ async fn store_standard_policy(
             Err(error) => return Err(error),
         }
     };
-    let found = overview(etcd, clock, &cluster.etcd.name, wall_ms()).await?;
+    let found = overview(access, wall_ms()).await?;
     if found.head.epoch == 0 {
         return Err(error);
     }
@@ -273,14 +275,8 @@ fn mark(directory: &Path, id: Id, name: &str) -> anyhow::Result<Option<LogPoint>
 
 /// The failure of a host that cannot read the format of the log. Names the version to install, if a
 /// host of the cluster has recorded it.
-pub(super) async fn too_old(
-    error: &impl Display,
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    cluster: &str,
-) -> Failure {
-    let listed = members(engine, clock, cluster);
-    let listed = tokio::time::timeout(limits::CLUSTER_START_RETRY, listed).await;
+pub(super) async fn too_old(error: &impl Display, access: &Access) -> Failure {
+    let listed = tokio::time::timeout(limits::CLUSTER_START_RETRY, members(access)).await;
     let hosts = listed.into_iter().flatten().flatten();
     let versions = hosts.filter_map(|it| ProgramVersion::parse(&it.info.ok()?.description.version));
     let latest = versions.max().filter(|it| it.is_later());
@@ -342,13 +338,12 @@ fn may_pass(error: &EngineError) -> bool {
 /// because all machines may start at the same time. An end would be final: systemd does not repeat
 /// a start that failed by its settings.
 async fn read_identity(
-    etcd: &Arc<Etcd>,
-    clock: &dyn Clock,
+    access: &Access,
     cluster: &ClusterConfig,
     waits: &mut Waits,
 ) -> Result<(Id, Secret), Failure> {
     loop {
-        let error = match identity(&**etcd, clock, &cluster.etcd.name).await {
+        let error = match identity(access).await {
             Ok(identity) => return Ok(identity),
             Err(ClusterError::Engine { error, .. }) if may_pass(&error) => CheckError::from(error),
             Err(
@@ -357,7 +352,7 @@ async fn read_identity(
                     ..
                 },
             ) => {
-                return Err(too_old(&error, &**etcd, clock, &cluster.etcd.name).await);
+                return Err(too_old(&error, access).await);
             }
             Err(error) => return Err(Failure::usage(error)),
         };

@@ -57,7 +57,6 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Binds the cluster port.
     pub(super) fn bind(
         transport: PreparedTransport,
         config: &Config,
@@ -81,7 +80,6 @@ impl Sockets {
     }
 }
 
-/// Serves until a signal or a failure.
 pub(super) async fn serve(
     config: Config,
     cluster: ClusterConfig,
@@ -106,11 +104,7 @@ pub(super) async fn serve(
         &cluster,
         data_directory_of(&config),
     ));
-    let Parts {
-        host,
-        mut tasks,
-        running,
-    } = Parts::open(
+    let (host, mut tasks, running) = open(
         config,
         cluster.clone(),
         followed,
@@ -182,7 +176,7 @@ pub(super) async fn serve(
             tracing::info!("{signal}: stopping");
             Ok(())
         }
-        ended = &mut running_member => Err(stopped(ended, &joined, &cluster.etcd.name).await),
+        ended = &mut running_member => Err(stopped(ended, &joined).await),
         stop = history.ended() => Err(failure(&stop)),
     };
     service_manager::stopping();
@@ -269,11 +263,10 @@ async fn announce(mut role: watch::Receiver<Role>) {
 async fn stopped(
     ended: Result<Result<std::convert::Infallible, Stop>, tokio::task::JoinError>,
     joined: &Joined,
-    cluster: &str,
 ) -> Failure {
     match ended {
         Ok(Err(stop @ Stop::Head(Malformed::LaterFormat { .. }))) => {
-            too_old(&stop, &*joined.engine, &*joined.clock, cluster).await
+            too_old(&stop, &joined.access).await
         }
         Ok(Err(stop)) => failure(&stop),
         Ok(Ok(never)) => match never {},
@@ -295,76 +288,64 @@ pub(super) fn failure(stop: &Stop) -> Failure {
     }
 }
 
-/// The parts that live as long as the process.
-struct Parts {
-    host: Host,
-    tasks: Vec<JoinHandle<()>>,
-    running: Running,
-}
-
-impl Parts {
-    fn open(
-        config: Config,
-        cluster: ClusterConfig,
-        followed: Followed,
-        joined: &Joined,
-        sockets: &Sockets,
-        shared: &Arc<Shared>,
-    ) -> anyhow::Result<Self> {
-        let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
-        let audit = Arc::new(Audit::default());
-        let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
-        let (engine, standard) = engine_with_standard(Some(&config.storage.directory))?;
-        let traces = start_traces(&config, &cluster.host)?;
-        let modules = Modules::of(&config.storage.directory);
-        let shared_modules = joined.modules.clone();
-        let (wanted, fetching) = Wanted::begin(
-            modules.clone(),
-            shared_modules.clone(),
-            engine.clone(),
-            standard.digest,
-            shared.arrived.clone(),
-        );
-        let mut tasks = vec![tokio::spawn(fetching)];
-        let mut administration = Administration::open(&config, &access)?;
-        let mut reloads = reloads(sockets, &access, &followed, shared);
-        check::warn_daily(&config, &mut reloads);
-        administration.reload_with(&mut reloads);
-        let reloads = Arc::new(reloads);
-        _ = shared.reloads.set(Arc::downgrade(&reloads));
-        let running = administration.start(&shared.subject, &audit);
-        tasks.push(tokio::spawn(
-            reloads.clone().run(signal(SignalKind::hangup())?),
-        ));
-        tasks.push(tokio::spawn(service_manager::watch({
-            let shared = shared.clone();
-            move || shared.status()
-        })));
-        Ok(Self {
-            host: Host {
-                config: Arc::new(config),
-                cluster,
-                store: joined.store.clone(),
-                followed,
-                trust,
-                audit,
-                access,
-                engine,
-                standard: Arc::new(standard),
-                modules,
-                shared_modules,
-                log_engine: joined.engine.clone(),
-                clock: joined.clock.clone(),
-                wanted,
-                administration,
-                reloads,
-                shared: shared.clone(),
-                traces,
-            },
-            tasks,
-            running,
-        })
-    }
+/// Opens the parts that live as long as the process.
+fn open(
+    config: Config,
+    cluster: ClusterConfig,
+    followed: Followed,
+    joined: &Joined,
+    sockets: &Sockets,
+    shared: &Arc<Shared>,
+) -> anyhow::Result<(Host, Vec<JoinHandle<()>>, Running)> {
+    let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
+    let audit = Arc::new(Audit::default());
+    let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
+    let (engine, standard) = engine_with_standard(Some(&config.storage.directory))?;
+    let traces = start_traces(&config, &cluster.host)?;
+    let modules = Modules::of(&config.storage.directory);
+    let shared_modules = joined.modules.clone();
+    let (wanted, fetching) = Wanted::begin(
+        modules.clone(),
+        shared_modules.clone(),
+        engine.clone(),
+        standard.digest,
+        shared.arrived.clone(),
+    );
+    let mut tasks = vec![tokio::spawn(fetching)];
+    let mut administration = Administration::open(&config, &access)?;
+    let mut reloads = reloads(sockets, &access, &followed, shared);
+    check::warn_daily(&config, &mut reloads);
+    administration.reload_with(&mut reloads);
+    let reloads = Arc::new(reloads);
+    _ = shared.reloads.set(Arc::downgrade(&reloads));
+    let running = administration.start(&shared.subject, &audit);
+    tasks.push(tokio::spawn(
+        reloads.clone().run(signal(SignalKind::hangup())?),
+    ));
+    tasks.push(tokio::spawn(service_manager::watch({
+        let shared = shared.clone();
+        move || shared.status()
+    })));
+    let host = Host {
+        config: Arc::new(config),
+        cluster,
+        store: joined.store.clone(),
+        followed,
+        trust,
+        audit,
+        access,
+        engine,
+        standard: Arc::new(standard),
+        modules,
+        shared_modules,
+        cluster_access: joined.access.clone(),
+        wanted,
+        administration,
+        reloads,
+        shared: shared.clone(),
+        traces,
+    };
+    Ok((host, tasks, running))
 }
 
 /// What happens when files change.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use statehouse_cluster::{
-    After, Clock, Engine, Figures, LOG_FORMAT, OperationError, Upgraded, check_reach,
-    check_successor, upgrade,
+    Access, After, Figures, LOG_FORMAT, OperationError, Upgraded, check_reach, check_successor,
+    upgrade,
 };
 
 use tokio::time::{sleep, timeout};
@@ -24,8 +24,7 @@ use statehouse_core::clock::wall_ms;
 pub(super) struct Operations {
     pub(super) log: ClusterLog,
     pub(super) shared: Arc<Shared>,
-    pub(super) engine: Arc<dyn Engine>,
-    pub(super) clock: Arc<dyn Clock>,
+    pub(super) access: Access,
     /// The names of the cluster and of this host.
     pub(super) cluster: String,
     pub(super) host: String,
@@ -35,11 +34,11 @@ impl Leadership for Operations {
     fn figures(&self) -> ClusterFigures {
         let reaches_log = self.shared.figures.reaches_log() && self.shared.reaches_log();
         ClusterFigures {
-            epoch: self.log.epoch(),
+            epoch: self.log.leader().epoch(),
             reaches_log,
             leader: Some(LeaderFigures {
                 unreleased: self.log.unreleased(),
-                lease: self.log.lease_left(),
+                lease: self.log.leader().lease_left(),
             }),
             ..figures(
                 &self.shared.figures,
@@ -79,9 +78,7 @@ impl Leadership for Operations {
 
     fn upgrade(&self) -> Operation<'_> {
         Box::pin(async move {
-            let (engine, clock) = (&*self.engine, &*self.clock);
-            let log = self.log.leader();
-            let done = upgrade(engine, clock, &self.cluster, log, LOG_FORMAT).await;
+            let done = upgrade(&self.access, self.log.leader(), LOG_FORMAT).await;
             Ok(match done.map_err(refusal)? {
                 Upgraded::Unchanged(format) => json!({"log_format": format, "raised": false}),
                 Upgraded::Raised(format) => json!({"log_format": format, "raised": true}),
@@ -94,7 +91,7 @@ impl Operations {
     /// Whether the end of the leadership can be written. Otherwise the host would serve no client
     /// until etcd has a majority, and no other host would lead.
     async fn check_log(&self) -> Result<(), ClusterRefusal> {
-        let reached = check_reach(&*self.engine, &*self.clock, &self.cluster).await;
+        let reached = check_reach(&self.access).await;
         reached.map_err(|error| {
             ClusterRefusal::Failed(format!(
                 "this host does not reach the log of its cluster, so it still leads ({error}): try again when etcd answers"
@@ -120,8 +117,8 @@ impl Operations {
 
     /// Whether a host can lead next.
     async fn check(&self, to: &str) -> Result<(), ClusterRefusal> {
-        let (engine, clock) = (&*self.engine, &*self.clock);
-        let checked = check_successor(engine, clock, &self.cluster, self.log.epoch(), to).await;
+        let epoch = self.log.leader().epoch();
+        let checked = check_successor(&self.access, epoch, to).await;
         checked.map_err(refusal)?;
         if self.shared.links.contains(to) {
             return Ok(());

@@ -44,7 +44,6 @@ pub(super) struct Shared {
     pub(super) subject: watch::Sender<Subject>,
 }
 
-/// The store of the present leadership.
 #[derive(Clone)]
 pub(super) struct Present {
     pub(super) server: Arc<Server>,
@@ -60,7 +59,6 @@ pub(super) struct Tasks {
 }
 
 impl Shared {
-    /// The state of a host that joins.
     pub(super) fn new(
         figures: Arc<Figures>,
         cluster: &ClusterConfig,
@@ -139,7 +137,7 @@ impl Shared {
     /// Whether this host, while it leads, reaches the log.
     pub(super) fn reaches_log(&self) -> bool {
         let present = self.present.borrow();
-        let undecided = (present.as_ref()).map(|it| it.log.undecided_for());
+        let undecided = (present.as_ref()).map(|it| it.log.leader().undecided_for());
         undecided.is_some_and(|it| it < limits::CLUSTER_UNDECIDED_MAX)
     }
 
@@ -171,7 +169,7 @@ impl Shared {
         present.broker.shutdown(limits::CLUSTER_LEAVING_GRACE).await;
         present.tasks.abort();
         present.server.stop();
-        present.log.hand_over(to);
+        present.log.leader().hand_over(to);
         let mut ended = self.present.subscribe();
         let ended = ended.wait_for(Option::is_none);
         if (tokio::time::timeout(limits::CLUSTER_HANDOVER_WAIT, ended).await).is_err() {

@@ -17,7 +17,6 @@ use statehouse_protocol::Shown;
 use statehouse_server::Server;
 pub(super) use statehouse_server::logging::print;
 
-/// Serves until a signal or a failure.
 pub(super) async fn serve(
     transport: PreparedTransport,
     started: Started,
@@ -67,8 +66,10 @@ pub(super) async fn serve(
     });
     let hangup = signal(SignalKind::hangup())?;
     let reloading = tokio::spawn(reloads.run(hangup));
-    let status = service_manager::status_of(server.clone());
-    let watching = tokio::spawn(service_manager::watch(status));
+    let watching = tokio::spawn(service_manager::watch({
+        let server = server.clone();
+        move || service_manager::figures(&server)
+    }));
     drop(pings);
     let serving = async {
         announce(&open, &server).await;

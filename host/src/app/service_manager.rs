@@ -14,7 +14,7 @@ use std::mem;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -123,11 +123,6 @@ fn watchdog_interval() -> Option<Duration> {
     let interval_us = number("WATCHDOG_USEC").filter(|it| *it > 0)?;
     let is_watched = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(process::id()));
     is_watched.then(|| Duration::from_micros(interval_us))
-}
-
-/// The line of [`watch`] about one store.
-pub(super) fn status_of(server: Arc<Server>) -> impl Fn() -> String {
-    move || figures(&server)
 }
 
 /// One line about a store. Takes the lock that every request takes.

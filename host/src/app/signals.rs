@@ -91,7 +91,6 @@ impl Signals {
         self.is_awaited.store(true, SeqCst);
     }
 
-    /// Whether a signal has arrived.
     pub(super) fn received_any(&self) -> bool {
         self.received.borrow().is_some()
     }

@@ -36,7 +36,7 @@ use statehouse_files::watch::Reloads;
 use statehouse_precompiled::Modules;
 use statehouse_protocol::Shown;
 use statehouse_server::{EXIT_STATE_LOST, Server, logging, traces::Traces};
-use statehouse_transport::embedded::{Embedded, StoreService};
+use statehouse_transport::embedded::StoreService;
 
 /// A store that is ready to listen.
 pub(super) struct Started {
@@ -100,7 +100,8 @@ pub(super) fn start(
     // each one that recorded its beginning would add to the log.
     let traces = start_traces(config, &name)?;
     let administration = Administration::open(config, &access)?;
-    let serving = Serving::begin(config, state, log);
+    let clock = Clock::resume(Arc::new(SystemSource::default()), state.image.now_ms);
+    let serving = Serving::begin(config, &config.bounds, state, log, clock, false);
     let server = serving.server.clone();
     server.set_audit(audit.clone());
     if let Some(traces) = &traces {
@@ -158,7 +159,6 @@ pub(super) fn start_traces(config: &Config, instance: &str) -> anyhow::Result<Op
     traces.map(|it| Traces::start(it, instance)).transpose()
 }
 
-/// The data directory, for the admin API.
 pub(super) fn data_directory_of(config: &Config) -> DataDirectory {
     DataDirectory {
         path: config.storage.directory.clone(),
@@ -177,7 +177,6 @@ struct Data {
     listener: LogListener,
 }
 
-/// The state that a run begins with.
 pub(super) struct State {
     pub(super) registry: Registry<Transaction>,
     /// The policies of the registry, for the log.
@@ -251,47 +250,15 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// Begins a run: the next record is its start.
-    fn begin(config: &Config, state: State, log: Arc<dyn Journal>) -> Self {
-        let clock = Clock::resume(Arc::new(SystemSource::default()), state.image.now_ms);
-        let run = state.image.run + 1;
-        let bounds = &config.bounds;
-        Self::with(
-            config,
-            bounds,
-            state,
-            log,
-            clock,
-            run,
-            |core, named, now_ms| {
-                core.begin(config.transport.mode(), named, now_ms);
-            },
-        )
-    }
-
-    /// Begins a run whose start is the last record of the state, with the limits of now.
-    #[cfg(feature = "cluster")]
-    pub(super) fn begin_recorded(
-        config: &Config,
-        bounds: &Bounds,
-        state: State,
-        log: Arc<dyn Journal>,
-        clock: Clock,
-    ) -> Self {
-        let run = state.image.run;
-        Self::with(config, bounds, state, log, clock, run, |core, named, _| {
-            core.begin_recorded(named);
-        })
-    }
-
-    fn with(
+    /// Begins a run with these limits. Its start is the next record, or the last one of the state
+    /// if it `is_recorded`.
+    pub(super) fn begin(
         config: &Config,
         bounds: &Bounds,
         state: State,
         log: Arc<dyn Journal>,
         mut clock: Clock,
-        run: u32,
-        begin: impl FnOnce(&mut Core, Vec<PolicyRecord>, u64),
+        is_recorded: bool,
     ) -> Self {
         let mode = config.transport.mode();
         let State {
@@ -311,8 +278,13 @@ impl Serving {
             traces: (config.traces.as_ref())
                 .map(|it| Sampling::new(it.sample, || fastrand::u64(..), Instant::now)),
         };
+        let run = image.run + u32::from(!is_recorded);
         let mut core = Core::new(store, recorder, run, settings);
-        begin(&mut core, named, clock.read().now_ms);
+        let now_ms = clock.read().now_ms;
+        match is_recorded {
+            true => core.begin_recorded(named),
+            false => core.begin(mode, named, now_ms),
+        }
         let server = Server::new(core, clock, mode);
         server.set_slow_threshold(config.slow_threshold);
         Self {
@@ -342,11 +314,10 @@ impl Serving {
             state_lost: || logging::exit(EXIT_STATE_LOST),
             run: self.run,
         };
-        let service = StoreService::new(server.clone())
-            .with_orders(orders)
-            .under(access.rules().cloned());
+        let rules = access.rules().cloned();
+        let service = StoreService::new(server.clone(), Some(orders), rules);
         let broker = Broker::restore(options, Arc::new(service), self.sessions);
-        server.attach(Arc::new(Embedded::new(broker.clone())));
+        server.attach(Arc::new(broker.clone()));
         server.retain_sessions(&broker.sessions());
         broker
     }
@@ -474,7 +445,6 @@ pub(super) fn recheck_clients(
     });
 }
 
-/// Applies the current rules to the watches.
 fn recheck_watches(access: &AccessControl, server: &Server) {
     if let Some(rules) = access.rules() {
         server.recheck(|peer| rules.grants_of(peer));

@@ -64,30 +64,16 @@ mod tests {
     use std::ffi::OsString;
     use std::fs;
 
-    use super::super::{LogListener, StorageError, recover};
-    use statehouse_config::{Config, Flags};
+    use super::super::tests::{settings_of, write_start};
+    use super::super::{StorageError, recover};
     use statehouse_core::clock::wall_ms;
-    use statehouse_core::log::Recorder;
-    use statehouse_core::store::Mode;
 
     /// Regression: each start with a wrong clock began a segment of the log.
     #[test]
     fn start_with_a_wrong_clock_changes_no_file() {
         let directory = tempfile::tempdir().unwrap();
-        let flags = Flags {
-            data: Some(directory.path().join("data")),
-            ..Flags::default()
-        };
-        let storage = Config::load(flags).unwrap().storage;
-        let (disk, _) = recover(&storage)
-            .unwrap()
-            .start(&LogListener::default())
-            .unwrap();
-        let ahead_ms = wall_ms() + 600_000;
-        Recorder::new(disk.clone(), Vec::new(), None).started(1, ahead_ms, Mode::Embedded);
-        disk.log().close().unwrap();
-        drop(disk);
-
+        let storage = settings_of(directory.path());
+        write_start(&storage, 1, wall_ms() + 600_000);
         let files = || -> BTreeMap<OsString, Vec<u8>> {
             let entries = fs::read_dir(&storage.directory).unwrap();
             let files = entries.map(|entry| {

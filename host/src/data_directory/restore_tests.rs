@@ -4,8 +4,8 @@
 use std::fs;
 use std::sync::Arc;
 
+use super::tests::settings_of;
 use super::{client_id, recover};
-use statehouse_config::{Config, Flags};
 use statehouse_offline::{ClusterMark, check_backup, restore};
 use statehouse_wal::{Directory, Discard, Log, LogPosition, Options, Source, write_snapshot_file};
 
@@ -64,11 +64,7 @@ fn directory_of_a_host_is_refused_with_an_escaped_name() {
     let data = tempfile::tempdir().unwrap();
     let mark = r#"{"cluster":"07","name":"a\u001b[2J","copy":null}"#;
     fs::write(ClusterMark::path(data.path()), mark).unwrap();
-    let flags = Flags {
-        data: Some(data.path().to_owned()),
-        ..Flags::default()
-    };
-    let refused = recover(&Config::load(flags).unwrap().storage).err();
+    let refused = recover(&settings_of(data.path())).err();
     let refused = refused.expect("it holds no store").to_string();
     let named = r"the cluster a\u{1b}[2J and may hold";
     assert!(refused.contains(named), "{refused}");

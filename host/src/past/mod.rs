@@ -40,8 +40,8 @@ pub(crate) fn fence_json(fence: &Fence) -> String {
     format!("{:015}:{:05}:{}", fence.wall, fence.counter, fence.node)
 }
 
-pub(crate) fn policy_json(policy: &PolicyRecord) -> serde_json::Value {
-    serde_json::json!({
+pub(crate) fn policy_json(policy: &PolicyRecord) -> Json {
+    json!({
         "name": policy.name,
         "version": policy.version,
         "digest": format!("blake3:{}", policy.digest),
@@ -68,10 +68,7 @@ impl Given<Moment> {
     /// The moment in the history of this directory; `None` if it is still to come.
     pub(crate) fn within(self, past: &Past) -> Result<Option<Moment>, PastError> {
         match self {
-            Self::Ago(ms) => {
-                let at_ms = now_ms(past)?.saturating_sub(ms);
-                Ok(Some(Moment::Time(at_ms)))
-            }
+            Self::Ago(ms) => Ok(Some(Moment::Time(now_ms(past)?.saturating_sub(ms)))),
             Self::Exactly(Moment::Time(ms)) if ms > wall_ms() => {
                 Ok((ms <= now_ms(past)?).then_some(Moment::Time(ms)))
             }
@@ -134,16 +131,14 @@ const WALL_DIGITS_MIN: usize = 10;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data_directory::{self, LogListener};
-    use statehouse_config::{Config, Flags};
-    use statehouse_core::log::Recorder;
-    use statehouse_core::store::Mode;
+    use crate::data_directory::tests::{settings_of, write_start};
 
     #[test]
     fn bytes_survive_json() {
         for bytes in [&b"plain \n"[..], b"", b"\xFF\0"] {
             assert_eq!(bytes_of(&json_bytes(bytes)).unwrap(), bytes);
         }
+        assert_eq!(json_bytes("21°".as_bytes()), json!("21°"));
         assert_eq!(bytes_of(&json!(null)), None);
         assert_eq!(bytes_of(&json!({ "base64": "?" })), None);
     }
@@ -178,20 +173,9 @@ mod tests {
     #[test]
     fn ago_counts_from_the_time_of_the_store() {
         let directory = tempfile::tempdir().unwrap();
-        let flags = Flags {
-            data: Some(directory.path().join("data")),
-            ..Flags::default()
-        };
-        let storage = Config::load(flags).unwrap().storage;
         let ahead_ms = wall_ms() + 50_000;
-        let (disk, _) = data_directory::recover(&storage)
-            .unwrap()
-            .start(&LogListener::default())
-            .unwrap();
-        Recorder::new(disk.clone(), Vec::new(), None).started(1, ahead_ms, Mode::Embedded);
-        disk.log().close().unwrap();
-
-        let past = Past::open(&storage.directory).unwrap();
+        write_start(&settings_of(directory.path()), 1, ahead_ms);
+        let past = Past::open(directory.path()).unwrap();
         let moment = |given: Given<Moment>| given.within(&past).unwrap();
         let at = |ms| Some(Moment::Time(ms));
         assert_eq!(moment(Given::Ago(0)), at(ahead_ms));

@@ -42,7 +42,6 @@ pub(crate) fn difference(it: &Difference<'_>, node: &str) -> Json {
     })
 }
 
-/// A write of a request.
 pub(crate) fn write(write: &Write, node: &str) -> Json {
     let entry = write.entry();
     json!({
@@ -66,7 +65,6 @@ fn shown(bytes: &[u8]) -> Json {
     json_bytes(statehouse_offline::shown(bytes))
 }
 
-/// The totals of a replay.
 pub(crate) fn summary(it: &Replayed) -> Json {
     let counts = |counts: &Counts| {
         json!({

@@ -84,7 +84,6 @@ impl Temporary {
         })
     }
 
-    /// Gives the file its final name.
     fn rename(mut self, path: &Path) -> Result<(), Error> {
         let shown = path.display().to_string();
         // Another process removes the file if the file system has no locks.

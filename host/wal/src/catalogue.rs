@@ -23,6 +23,7 @@ pub(crate) struct Severed {
 }
 
 /// The files of a log that is being written.
+#[derive(Default)]
 pub(crate) struct Catalogue {
     /// Oldest first. The last one is being written.
     pub(crate) segments: VecDeque<Link>,
@@ -72,17 +73,11 @@ impl Catalogue {
             }
         }
         Ok(Self {
-            segments: VecDeque::new(),
-            snapshots: VecDeque::new(),
             spares,
-            peaks: VecDeque::new(),
-            recycled: Vec::new(),
-            unsynced: false,
             next_spare: survey.spares.last().map_or(0, |last| last + 1),
             damaged: survey.damaged.into_iter().collect(),
-            severed: Vec::new(),
-            newest: None,
             now_ms,
+            ..Self::default()
         })
     }
 

@@ -172,17 +172,15 @@ impl Disk for Directory {
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
         self.writable()?;
-        Ok(Arc::new(PlainFile::create(&self.path.join(name))?))
+        let mut options = PlainFile::options();
+        options.create(true).truncate(true);
+        Ok(Arc::new(PlainFile(options.open(self.path.join(name))?)))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         self.writable()?;
-        Ok(Arc::new(PlainFile(
-            fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(self.path.join(name))?,
-        )))
+        let file = PlainFile::options().open(self.path.join(name))?;
+        Ok(Arc::new(PlainFile(file)))
     }
 
     fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
@@ -285,18 +283,10 @@ pub(crate) fn entropy() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-/// A file of the file system.
 #[derive(Debug)]
 pub(crate) struct PlainFile(pub(crate) fs::File);
 
 impl PlainFile {
-    /// Creates a file, or replaces the content of a file in a directory that only this process
-    /// writes to.
-    fn create(path: &Path) -> io::Result<Self> {
-        let mut options = Self::options();
-        options.create(true).truncate(true).open(path).map(Self)
-    }
-
     /// Creates a file that does not exist yet. Follows no link.
     pub(crate) fn create_new(path: &Path) -> io::Result<Self> {
         Self::options().create_new(true).open(path).map(Self)

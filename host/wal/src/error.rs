@@ -111,6 +111,14 @@ impl Error {
         }
     }
 
+    /// Fails with [`Self::TooLarge`] if a size exceeds its limit.
+    pub(crate) fn check_size(bytes: usize, bytes_max: usize) -> Result<(), Self> {
+        match bytes > bytes_max {
+            true => Err(Self::TooLarge { bytes, bytes_max }),
+            false => Ok(()),
+        }
+    }
+
     /// Like [`Self::io`], but never [`Self::is_temporary`], whatever the cause is.
     pub(crate) fn permanent_io(
         operation: &'static str,

@@ -74,21 +74,14 @@ pub(crate) fn kind(name: &str) -> Kind {
     let Ok(number) = stem.parse::<u64>() else {
         return Kind::Other;
     };
-    let kind = match extension {
-        "log" => Kind::Segment(number),
-        "snapshot" => Kind::Snapshot(number),
-        "spare" => Kind::Spare(number),
-        "damaged" => Kind::DamagedSnapshot(number),
-        _ => return Kind::Other,
-    };
     // Each number has exactly one spelling: "7.log" and "000000000007.log" would be two files with
     // one meaning.
-    let spelled = match kind {
-        Kind::Segment(number) => segment(number),
-        Kind::Snapshot(number) => snapshot(number),
-        Kind::Spare(number) => spare(number),
-        Kind::DamagedSnapshot(number) => damaged_snapshot(number),
-        _ => return kind,
+    let (kind, spelled) = match extension {
+        "log" => (Kind::Segment(number), segment(number)),
+        "snapshot" => (Kind::Snapshot(number), snapshot(number)),
+        "spare" => (Kind::Spare(number), spare(number)),
+        "damaged" => (Kind::DamagedSnapshot(number), damaged_snapshot(number)),
+        _ => return Kind::Other,
     };
     if spelled == name { kind } else { Kind::Other }
 }

@@ -57,7 +57,6 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The records of a frame.
 pub(crate) struct Records<'a> {
     rest: &'a [u8],
 }
@@ -120,10 +119,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// Whether these bytes begin with the header of a frame of this place, intact or not.
 pub(crate) fn begins(bytes: &[u8], place: Place) -> bool {
-    bytes.len() >= HEADER_BYTES
-        && u64_at(bytes, 24) == place.offset
-        && u64_at(bytes, STORE_AT) == place.store
-        && u64_at(bytes, 8) == place.segment
+    claimed_place(bytes) == Some(place)
 }
 
 /// The place that the frame header at the start of `bytes` claims.

@@ -93,18 +93,14 @@ impl fmt::Display for Verdict {
             Self::Damaged {
                 offset,
                 reason,
-                lost_records: Some(lost),
+                lost_records,
             } => {
-                write!(
-                    f,
-                    "damaged at byte {offset}: {reason}; {lost} durable records or more are lost"
-                )
+                write!(f, "damaged at byte {offset}: {reason}")?;
+                match lost_records {
+                    Some(lost) => write!(f, "; {lost} durable records or more are lost"),
+                    None => Ok(()),
+                }
             }
-            Self::Damaged {
-                offset,
-                reason,
-                lost_records: None,
-            } => write!(f, "damaged at byte {offset}: {reason}"),
             Self::UnknownFormat { format } => write!(f, "{format}"),
             Self::Stale => write!(f, "stale: no snapshot leads to it"),
             Self::Spare => write!(f, "spare"),
@@ -269,24 +265,22 @@ fn with_unreadable(verdict: Verdict, unreadable: Option<Unreadable>) -> Verdict 
     }
 }
 
+fn marker(report: &mut FileReport, header: Header) -> Verdict {
+    report.last = Some(LogPosition(header.position));
+    report.created_ms = Some(header.created_ms);
+    Verdict::Clean
+}
+
 fn closed(report: &mut FileReport, content: &[u8]) -> Verdict {
     match Header::decode(content, Magic::Closed) {
-        Ok(header) => {
-            report.last = Some(LogPosition(header.position));
-            report.created_ms = Some(header.created_ms);
-            Verdict::Clean
-        }
+        Ok(header) => marker(report, header),
         Err(fault) => header_verdict(fault),
     }
 }
 
 fn newest(report: &mut FileReport, content: &[u8]) -> Verdict {
     match newest::decode(content) {
-        Ok(Some(header)) => {
-            report.last = Some(LogPosition(header.position));
-            report.created_ms = Some(header.created_ms);
-            Verdict::Clean
-        }
+        Ok(Some(header)) => marker(report, header),
         // A crash interrupted the creation of the file.
         Ok(None) if content.iter().all(|&byte| byte == 0) => Verdict::Leftover,
         Ok(None) => damaged(0, "no record in it is intact"),
@@ -343,10 +337,6 @@ fn judge_together(files: &mut [FileReport]) {
     if files.iter().any(is_later) {
         return;
     }
-    let reach = |file: &FileReport| {
-        file.last
-            .or(file.first.map(|first| LogPosition(first.0 - 1)))
-    };
     // The oldest available state: the empty beginning, or the oldest intact snapshot.
     let begins = files
         .iter()
@@ -354,15 +344,10 @@ fn judge_together(files: &mut [FileReport]) {
     let whole = |file: &&FileReport| {
         matches!(file.kind, Kind::Snapshot(_)) && file.verdict == Verdict::Clean
     };
-    let oldest = if begins {
-        Some(0)
-    } else {
-        files
-            .iter()
-            .filter(whole)
-            .filter_map(|file| file.first)
-            .map(|p| p.0)
-            .min()
+    let snapshots = files.iter().filter(whole).filter_map(|file| file.first);
+    let oldest = match begins {
+        true => Some(0),
+        false => snapshots.map(|first| first.0).min(),
     };
     let markers = files
         .iter()
@@ -381,7 +366,8 @@ fn judge_together(files: &mut [FileReport]) {
             (None, Some(closed)) => closed.0 + 1,
             (None, None) => 0,
         };
-        let end = reach(&files[at]).map_or(0, |last| last.0);
+        let before = files[at].first.map_or(0, |first| first.0 - 1);
+        let end = files[at].last.map_or(before, |last| last.0);
         if matches!(files[at].verdict, Verdict::Clean | Verdict::TornTail { .. }) && end + 1 < known
         {
             files[at].verdict = Verdict::Damaged {

@@ -81,6 +81,6 @@ pub use reading::read;
 pub use recovery::{Base, Discard, Range, Sink};
 pub use snapshot::Source;
 pub use statehouse_protocol::LogPosition;
-pub use upkeep::{Room, Snapshot, create_from_snapshot, has_log};
+pub use upkeep::{Room, Snapshot, has_log};
 pub use usage::DiskUse;
 pub use writer::{Callbacks, WriteAheadLog};

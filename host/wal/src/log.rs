@@ -140,18 +140,8 @@ impl Log {
             bytes.saturating_add(record.len()).saturating_add(4)
         });
         let largest = records.iter().map(|record| record.len()).max().unwrap_or(0);
-        if largest > limits::RECORD_BYTES_MAX {
-            return Err(Error::TooLarge {
-                bytes: largest,
-                bytes_max: limits::RECORD_BYTES_MAX,
-            });
-        }
-        if bytes > limits::GROUP_BYTES_MAX {
-            return Err(Error::TooLarge {
-                bytes,
-                bytes_max: limits::GROUP_BYTES_MAX,
-            });
-        }
+        Error::check_size(largest, limits::RECORD_BYTES_MAX)?;
+        Error::check_size(bytes, limits::GROUP_BYTES_MAX)?;
         check_count(records.len())?;
         let mut pending = locked(&self.pending);
         if records.is_empty() {

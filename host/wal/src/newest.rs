@@ -22,6 +22,7 @@ use crate::disk::{Disk, File};
 use crate::error::{Error, LaterFormat, is_unreadable};
 use crate::files;
 use crate::segment::{HEADER_BYTES, Header, HeaderFault, Magic};
+use crate::survey::read_witness;
 
 const SLOT_BYTES: usize = 512;
 const FILE_BYTES: usize = 2 * SLOT_BYTES;
@@ -111,20 +112,9 @@ pub(crate) fn decode(content: &[u8]) -> Result<Option<Header>, LaterFormat> {
 
 /// Reads the file. If it is missing, damaged, incomplete or unreadable, the log is read without it.
 pub(crate) fn read(disk: &dyn Disk) -> Result<Option<Header>, Error> {
-    let file = match disk.open_read_only(files::NEWEST) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::io("open", files::NEWEST)(error)),
-    };
     let mut content = [0; SLOT_BYTES + HEADER_BYTES];
-    let read = match file.read_at(&mut content, 0) {
-        Err(error) if is_unreadable(&error) => {
-            tracing::warn!(%error, "the file `newest` cannot be read; the log is read without it");
-            return Ok(None);
-        }
-        read => read.map_err(Error::io("read", files::NEWEST))?,
-    };
-    decode(&content[..read]).map_err(|format| Error::UnknownFormat {
+    let content = read_witness(disk, files::NEWEST, &mut content)?;
+    decode(content.unwrap_or_default()).map_err(|format| Error::UnknownFormat {
         file: files::NEWEST.to_owned(),
         format,
     })

@@ -58,12 +58,6 @@ struct Wakeup {
     closing: bool,
 }
 
-impl std::fmt::Debug for Notifier {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Notifier").finish_non_exhaustive()
-    }
-}
-
 impl Notifier {
     pub(crate) fn new(call: Box<dyn Fn(LogPosition) + Send>, notified: LogPosition) -> Self {
         Self {
@@ -80,7 +74,6 @@ impl Notifier {
         }
     }
 
-    /// Wakes the notifier thread.
     pub(crate) fn wake(&self, released: LogPosition) {
         let mut wakeup = locked(&self.wakeup);
         wakeup.released = wakeup.released.max(released.0);

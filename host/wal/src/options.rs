@@ -56,21 +56,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Reduces the length of segments to fit a disk of this size.
+    /// Clamps the values to their limits, and the length of segments to a disk of this size.
     pub(crate) fn fitted(mut self, disk_bytes: u64) -> Self {
         let part = disk_bytes / limits::SEGMENT_DISK_PART;
         let whole = part - part % limits::SEGMENT_BYTES_MIN;
-        self.segment_bytes = self.segment_bytes.min(whole.max(limits::SEGMENT_BYTES_MIN));
-        self
-    }
-
-    pub(crate) fn bounded(mut self) -> Self {
-        self.commit_delay = self
-            .commit_delay
-            .min(Duration::from_millis(limits::COMMIT_DELAY_MS_MAX));
-        self.segment_bytes = self
-            .segment_bytes
-            .clamp(limits::SEGMENT_BYTES_MIN, limits::SEGMENT_BYTES_MAX);
+        let bytes_max = whole.clamp(limits::SEGMENT_BYTES_MIN, limits::SEGMENT_BYTES_MAX);
+        self.segment_bytes = (self.segment_bytes).clamp(limits::SEGMENT_BYTES_MIN, bytes_max);
+        let delay_max = Duration::from_millis(limits::COMMIT_DELAY_MS_MAX);
+        self.commit_delay = self.commit_delay.min(delay_max);
         self.snapshot_bytes_per_second = self
             .snapshot_bytes_per_second
             .max(limits::SNAPSHOT_BYTES_PER_SECOND_MIN);

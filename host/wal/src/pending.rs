@@ -118,15 +118,9 @@ impl Pending {
             .map_or(self.appended, |&(first, _)| first - 1)
     }
 
-    /// Removes urgent groups that are durable.
     pub(crate) fn drop_durable(&mut self, durable: u64) {
-        while self
-            .urgent
-            .front()
-            .is_some_and(|&(_, last)| last <= durable)
-        {
-            self.urgent.pop_front();
-        }
+        let is_durable = |group: &mut (u64, u64)| group.1 <= durable;
+        while self.urgent.pop_front_if(is_durable).is_some() {}
     }
 
     /// Discards everything, because the log failed and nothing here can become durable.

@@ -135,9 +135,8 @@ pub fn probe_room(path: &Path, more_bytes: u64) -> Result<(), Error> {
     let there = there.unwrap_or(Path::new("."));
     match allocate(there, bytes) {
         Err(error) if is_full(&error) => Err(Error::io("create", files::SEGMENT_TEMPORARY)(error)),
-        // The file system has no unnamed files, or other rights are missing.
-        Err(_) => Ok(()),
-        Ok(()) => Ok(()),
+        // Other errors: the file system has no unnamed files, or other rights are missing.
+        _ => Ok(()),
     }
 }
 

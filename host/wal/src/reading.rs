@@ -72,15 +72,7 @@ fn read_after(
             Ok(Some(plan)) => plan
                 .read(disk, base, after, until, sink)
                 .map(|recovered| (recovered.range, recovered.broken)),
-            Ok(None) => {
-                let nothing = Range {
-                    base: LogPosition::NONE,
-                    base_ms: 0,
-                    complete: LogPosition::NONE,
-                    end: LogPosition::NONE,
-                };
-                Ok((nothing, None))
-            }
+            Ok(None) => Ok((Range::default(), None)),
             Err(error) => Err(error),
         };
         match outcome {

@@ -67,7 +67,7 @@ pub enum Base {
 }
 
 /// The positions that were read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
     /// The position at which the snapshot began, or [`LogPosition::NONE`] without a snapshot.
     pub base: LogPosition,
@@ -80,7 +80,6 @@ pub struct Range {
     pub end: LogPosition,
 }
 
-/// The result of recovery.
 pub(crate) struct Recovered {
     pub(crate) store: StoreId,
     pub(crate) links: Vec<Link>,
@@ -99,7 +98,6 @@ pub(crate) struct Recovered {
     /// The position of the last clean close, if it was recorded.
     pub(crate) closed: Option<u64>,
     pub(crate) torn: bool,
-    pub(crate) records: u64,
     /// Bytes of the frames after the snapshot.
     pub(crate) bytes: u64,
 }
@@ -198,12 +196,9 @@ pub(crate) fn plan(disk: &dyn Disk) -> Result<Option<Plan>, Error> {
 /// Reads everything that is needed to continue the log. Returns `None` if the directory holds no
 /// log.
 pub(crate) fn recover(disk: &dyn Disk, sink: &mut dyn Sink) -> Result<Option<Recovered>, Error> {
-    match plan(disk)? {
-        Some(plan) => plan
-            .read(disk, Base::Newest, 0, LogPosition::END, sink)
-            .map(Some),
-        None => Ok(None),
-    }
+    plan(disk)?
+        .map(|plan| plan.read(disk, Base::Newest, 0, LogPosition::END, sink))
+        .transpose()
 }
 
 impl Plan {
@@ -244,7 +239,12 @@ impl Plan {
         let mut candidates = self.candidates(base, after).into_iter();
         let start = loop {
             match candidates.next() {
-                None => return Err(self.no_base(base)),
+                None => {
+                    return Err(match base {
+                        Base::Before(position) => self.no_base_before(position),
+                        Base::Oldest | Base::Newest => self.no_base_at_all(),
+                    });
+                }
                 Some(None) => break None,
                 Some(Some(info)) => {
                     let name = files::snapshot(info.position);
@@ -269,14 +269,6 @@ impl Plan {
         self.replay(disk, start, until, sink)
     }
 
-    /// The error if there is no state to begin with.
-    fn no_base(self, base: Base) -> Error {
-        match base {
-            Base::Before(position) => self.no_base_before(position),
-            Base::Oldest | Base::Newest => self.no_base_at_all(),
-        }
-    }
-
     /// The history before a position is missing, usually because it was removed. It is an error of
     /// the disk only if a damaged file would have led there.
     fn no_base_before(self, position: LogPosition) -> Error {
@@ -298,9 +290,8 @@ impl Plan {
             (None, Some((_, damage))) => damage.clone(),
             (None, None) => {
                 let reason = format!("no snapshot leads to its first record, {first}");
-                let offset = None;
                 Damage {
-                    offset,
+                    offset: None,
                     ..damage(files::segment(number), 0, &reason)
                 }
             }
@@ -331,7 +322,6 @@ impl Plan {
             end_offset: HEADER_BYTES,
             torn: false,
             unreadable: None,
-            records: 0,
             bytes: 0,
         };
         for info in &self.snapshots {
@@ -374,9 +364,27 @@ impl Plan {
             witness: replay.witness,
             closed: self.survey.closed.map(|closed| closed.position),
             torn: replay.torn,
-            records: replay.records,
             bytes: replay.bytes,
         })
+    }
+
+    /// The records missing at the end of the log, according to a witness.
+    fn missing_end(&self, replay: &Replay) -> Option<Damage> {
+        let end = replay.next - 1;
+        let last = self.chain.links.last()?.header.number;
+        let newest = self.survey.newest;
+        let mut damage = if newest.is_some_and(|newest| newest.number > last) {
+            damage(files::segment(last + 1), 0, "the file is missing")
+        } else if end < replay.witness {
+            let offset = replay.end_offset as u64;
+            let reason = "the log ends here, but later records were durable";
+            damage(files::segment(last), offset, reason)
+        } else {
+            return None;
+        };
+        damage.lost_from = Some(LogPosition(end + 1));
+        damage.lost_to = (end < replay.witness).then_some(LogPosition(replay.witness));
+        Some(damage)
     }
 }
 
@@ -397,30 +405,6 @@ fn read_segment(
     Ok(unreadable)
 }
 
-impl Plan {
-    /// The records missing at the end of the log, according to a witness.
-    fn missing_end(&self, replay: &Replay) -> Option<Damage> {
-        let end = replay.next - 1;
-        let last = self.chain.links.last()?.header.number;
-        let mut damage = if self
-            .survey
-            .newest
-            .is_some_and(|newest| newest.number > last)
-        {
-            damage(files::segment(last + 1), 0, "the file is missing")
-        } else if end < replay.witness {
-            let offset = replay.end_offset as u64;
-            let reason = "the log ends here, but later records were durable";
-            damage(files::segment(last), offset, reason)
-        } else {
-            return None;
-        };
-        damage.lost_from = Some(LogPosition(end + 1));
-        damage.lost_to = (end < replay.witness).then_some(LogPosition(replay.witness));
-        Some(damage)
-    }
-}
-
 struct Replay {
     base: u64,
     until: u64,
@@ -431,7 +415,6 @@ struct Replay {
     torn: bool,
     /// The first block of the segment that cannot be read.
     unreadable: Option<Unreadable>,
-    records: u64,
     bytes: u64,
 }
 
@@ -456,30 +439,21 @@ impl Replay {
     ) -> Result<(), Error> {
         let lost = |offset, reason, from, to| lost_records(name, offset, reason, from, to);
         if header.position != self.next {
-            return Err(lost(
-                0,
-                "its first position does not follow the previous segment",
-                self.next,
-                None,
-            ));
+            let reason = "its first position does not follow the previous segment";
+            return Err(lost(0, reason, self.next, None));
         }
         let mut frames = Frames::new(header, content);
         loop {
             let offset = frames.offset;
             let Some(frame) = frames.next() else { break };
             if frame.first != self.next || follows.is_some_and(|follows| frame.last() >= follows) {
-                return Err(lost(
-                    offset,
-                    "the positions of its records are not consecutive",
-                    self.next,
-                    None,
-                ));
+                let reason = "the positions of its records are not consecutive";
+                return Err(lost(offset, reason, self.next, None));
             }
             if frame.last() > self.base {
                 self.bytes += frame.bytes as u64;
                 for (record, position) in frame.records().zip(frame.first..) {
                     if position > self.base && position <= self.until {
-                        self.records += 1;
                         sink.record(LogPosition(position), record)
                             .map_err(|message| Error::Refused {
                                 place: format!("record {position} in {name}"),

@@ -198,7 +198,6 @@ impl Catalogue {
         (first.position < kept).then_some(Retired::Snapshot(first))
     }
 
-    /// Removes a file from the catalogue.
     fn drop_entry(&mut self, retired: &Retired) {
         match retired {
             Retired::Snapshot(removed) => {

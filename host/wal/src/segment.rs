@@ -129,7 +129,8 @@ impl Header {
             *field = u64::from_le_bytes(eight);
         }
         let [high, low, number, position, created_ms, bytes] = fields;
-        if position > limits::POSITION_MAX {
+        // The first record has the position 1.
+        if position > limits::POSITION_MAX || (magic == Magic::Segment && position == 0) {
             return Err(HeaderFault::Damaged);
         }
         Ok(Self {
@@ -191,11 +192,7 @@ impl<'a> Frames<'a> {
 
     /// Examines the bytes after the last frame.
     pub(crate) fn rest(&self) -> Rest {
-        let mut rest = Rest {
-            torn: false,
-            synced: 0,
-            moved: None,
-        };
+        let mut rest = Rest::default();
         let Some(bytes) = self.content.get(self.offset..) else {
             return rest;
         };
@@ -246,7 +243,7 @@ impl<'a> Iterator for Frames<'a> {
 }
 
 /// What follows the last frame of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rest {
     /// True if there are parts of frames of this segment, as an interrupted write leaves them.
     pub(crate) torn: bool,
@@ -293,6 +290,21 @@ mod tests {
                 Err(HeaderFault::Damaged),
                 "bit {bit}"
             );
+        }
+    }
+
+    #[test]
+    fn segment_without_a_first_position_is_damaged() {
+        let header = Header {
+            position: 0,
+            ..HEADER
+        };
+        for (magic, decoded) in [
+            (Magic::Segment, Err(HeaderFault::Damaged)),
+            (Magic::Newest, Ok(header)),
+        ] {
+            let bytes = header.encode(magic);
+            assert_eq!(Header::decode(&bytes, magic), decoded, "{magic:?}");
         }
     }
 

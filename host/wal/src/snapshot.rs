@@ -45,7 +45,6 @@ pub trait Source: Send {
     fn next(&mut self, block: &mut Vec<u8>) -> Result<bool, String>;
 }
 
-/// The content of the footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Footer {
     pub(crate) blocks: u64,
@@ -94,12 +93,7 @@ impl Writer {
 
     /// Adds a block; `name` is the file's, for errors.
     pub(crate) fn block(&mut self, block: &[u8], name: &str) -> Result<(), Error> {
-        if block.len() > limits::BLOCK_BYTES_MAX {
-            return Err(Error::TooLarge {
-                bytes: block.len(),
-                bytes_max: limits::BLOCK_BYTES_MAX,
-            });
-        }
+        Error::check_size(block.len(), limits::BLOCK_BYTES_MAX)?;
         // Cannot truncate: bounded by the line above.
         let len = block.len() as u32;
         self.buffer.extend_from_slice(&len.to_le_bytes());

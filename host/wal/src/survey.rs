@@ -87,22 +87,33 @@ impl Survey {
     }
 }
 
-/// Reads the marker of a clean close. It is only a witness, so a missing one is not an error.
-fn read_closed(disk: &dyn Disk) -> Result<Option<Header>, Error> {
-    let mut bytes = [0; HEADER_BYTES];
-    let file = match disk.open_read_only(files::CLOSED) {
+/// Reads the start of a file that is only a witness. Returns `None` if it is missing or unreadable:
+/// the log is then read without it.
+pub(crate) fn read_witness<'a>(
+    disk: &dyn Disk,
+    name: &str,
+    buffer: &'a mut [u8],
+) -> Result<Option<&'a [u8]>, Error> {
+    let file = match disk.open_read_only(name) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::io("open", files::CLOSED)(error)),
+        Err(error) => return Err(Error::io("open", name)(error)),
     };
-    let read = match file.read_at(&mut bytes, 0) {
+    match file.read_at(buffer, 0) {
         Err(error) if is_unreadable(&error) => {
-            tracing::warn!(%error, "the file `closed` cannot be read; the log is read without it");
-            return Ok(None);
+            tracing::warn!(%error, "the file `{name}` cannot be read; the log is read without it");
+            Ok(None)
         }
-        read => read.map_err(Error::io("read", files::CLOSED))?,
+        read => Ok(Some(&buffer[..read.map_err(Error::io("read", name))?])),
+    }
+}
+
+fn read_closed(disk: &dyn Disk) -> Result<Option<Header>, Error> {
+    let mut bytes = [0; HEADER_BYTES];
+    let Some(bytes) = read_witness(disk, files::CLOSED, &mut bytes)? else {
+        return Ok(None);
     };
-    match Header::decode(&bytes[..read], Magic::Closed) {
+    match Header::decode(bytes, Magic::Closed) {
         Ok(header) => Ok(Some(header)),
         Err(HeaderFault::Damaged) => {
             tracing::warn!("the file `closed` is damaged; the log is read without it");
@@ -115,14 +126,12 @@ fn read_closed(disk: &dyn Disk) -> Result<Option<Header>, Error> {
     }
 }
 
-/// An existing segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) header: Header,
     pub(crate) bytes: u64,
 }
 
-/// An existing snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SnapshotInfo {
     pub(crate) position: u64,

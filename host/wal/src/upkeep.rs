@@ -69,14 +69,6 @@ impl Drop for Running {
     }
 }
 
-impl std::fmt::Debug for Snapshot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Snapshot")
-            .field("position", &self.position)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Snapshot {
     /// The position at which the snapshot began. Its blocks hold every effect up to here, and
     /// possibly later ones.
@@ -197,7 +189,6 @@ impl Log {
         }
     }
 
-    /// Stores the current size of the state.
     pub(crate) fn note_state(&self, bytes: impl FnOnce() -> Option<u64>) {
         let asked_at = self.appended_bytes.load(Ordering::Acquire);
         let Some(now) = bytes() else { return };
@@ -522,27 +513,7 @@ impl Log {
         }
         Ok(())
     }
-}
 
-/// Creates a log in an empty directory from a state that `source` provides. Used to restore a
-/// backup. The first record is the one after `position`. Fails with [`Error::NotEmpty`] if the
-/// directory already holds a log ([`has_log`]).
-pub fn create_from_snapshot(
-    disk: Arc<dyn Disk>,
-    options: crate::Options,
-    position: LogPosition,
-    now_ms: u64,
-    source: &mut dyn Source,
-) -> Result<(), Error> {
-    let log = Log::create(disk, options, position, now_ms)?;
-    if let Some(mut snapshot) = log.begin_snapshot(now_ms)? {
-        snapshot.write_blocks(source, &mut |_, _| Ok(()))?;
-        log.finish_snapshot(snapshot)?;
-    }
-    log.close()
-}
-
-impl Log {
     /// Creates a log whose first record is the one after `position`. Unless that is the first one,
     /// recovery refuses the log before it has a snapshot of `position`. So what an interrupted
     /// restore leaves never opens as an empty store. Fails with [`Error::NotEmpty`] if the
@@ -558,7 +529,7 @@ impl Log {
             return Err(Error::NotEmpty { file });
         }
         let store = StoreId(disk.entropy(), disk.entropy());
-        let options = options.bounded().fitted(disk_bytes(&*disk)?);
+        let options = options.fitted(disk_bytes(&*disk)?);
         Self::begin(disk, options, store, position.0, now_ms)
     }
 }

@@ -4,13 +4,13 @@
 //! Input is groups of records from any thread. Output is calls of [`Callbacks::released`], in order
 //! and one at a time, and requests for blocks of a snapshot.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Failure};
-use crate::figures::LogFigures;
 use crate::limits;
 use crate::log::{Log, locked};
 use crate::notifier::Notifier;
@@ -21,10 +21,9 @@ use statehouse_protocol::LogPosition;
 
 /// The functions that a [`WriteAheadLog`] calls.
 pub struct Callbacks {
-    /// Called whenever [`WriteAheadLog::released`] advanced because records became durable.
-    /// Positions rise, and one thread of the log calls it at a time. It may be slow, take locks
-    /// that callers hold while they append, and append. It must not take snapshots or close the
-    /// log.
+    /// Called whenever [`Log::released`] advanced because records became durable. Positions rise,
+    /// and one thread of the log calls it at a time. It may be slow, take locks that callers hold
+    /// while they append, and append. It must not take snapshots or close the log.
     pub released: Box<dyn Fn(LogPosition) + Send>,
     /// Called once when the log fails, on any thread that works on the log. It should only start
     /// the shutdown of the process.
@@ -35,14 +34,7 @@ pub struct Callbacks {
     pub now_ms: Box<dyn Fn() -> u64 + Send>,
 }
 
-impl std::fmt::Debug for Callbacks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Callbacks").finish_non_exhaustive()
-    }
-}
-
 /// A log with the threads that drive it.
-#[derive(Debug)]
 pub struct WriteAheadLog {
     pub(crate) log: Arc<Log>,
     notifier: Arc<Notifier>,
@@ -52,7 +44,7 @@ pub struct WriteAheadLog {
 }
 
 /// Wakes the upkeep thread.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Chores {
     state: Mutex<ChoresState>,
     changed: Condvar,
@@ -60,7 +52,7 @@ struct Chores {
     segments: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct ChoresState {
     woken: bool,
     closing: bool,
@@ -125,40 +117,6 @@ impl WriteAheadLog {
         Ok(())
     }
 
-    /// See [`Log::append`].
-    pub fn append(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
-        self.log.append(records)
-    }
-
-    /// See [`Log::append_urgent`].
-    pub fn append_urgent(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
-        self.log.append_urgent(records)
-    }
-
-    /// See [`Log::released`].
-    #[must_use]
-    pub fn released(&self) -> LogPosition {
-        self.log.released()
-    }
-
-    /// See [`Log::figures`].
-    #[must_use]
-    pub fn figures(&self) -> LogFigures {
-        self.log.figures()
-    }
-
-    /// See [`Log::room`].
-    #[must_use]
-    pub fn room(&self) -> Room {
-        self.log.room()
-    }
-
-    /// See [`Log::fits`].
-    #[must_use]
-    pub fn fits(&self, bytes: u64) -> bool {
-        self.log.fits(bytes)
-    }
-
     /// Whether a caller that appends should wait before it appends more, without holding a lock.
     /// This is the case if too much is unwritten ([`Log::is_behind`]) or a snapshot must free space
     /// first ([`Room::Tight`]).
@@ -191,6 +149,16 @@ impl WriteAheadLog {
         if let Some(notifier_thread) = notifier_thread {
             join(notifier_thread);
         }
+    }
+}
+
+/// Callers append to the log and read its state. Its threads do the rest: they write, take snapshots
+/// and remove history.
+impl Deref for WriteAheadLog {
+    type Target = Log;
+
+    fn deref(&self) -> &Log {
+        &self.log
     }
 }
 

@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 
-use super::writer::Found;
 use super::*;
 use statehouse_core::clock::Hlc;
 use statehouse_core::log::{Meta, Progress, Recorder, Records};
@@ -187,11 +186,8 @@ impl TestJournal {
 #[test]
 fn write_in_the_snapshot_hides_the_entry_before_it() {
     let during = write("k", Some("during"), 150, None);
-    let journal = TestJournal::new(
-        std::slice::from_ref(&during),
-        Some(200),
-        &[during.clone(), write("k", Some("after"), 300, None)],
-    );
+    let writes = [during.clone(), write("k", Some("after"), 300, None)];
+    let journal = TestJournal::new(&[during], Some(200), &writes);
     let history = journal.history("k");
     assert_eq!((history.count, history.since_ms), (2, Some(150)));
     assert!(history.before.is_none() && !history.absent_before);
@@ -212,14 +208,10 @@ fn write_in_the_snapshot_hides_the_entry_before_it() {
 /// The entry was captured before that write.
 #[test]
 fn snapshot_entry_is_certain_from_its_version_on() {
-    let journal = TestJournal::new(
-        &[write("k", Some("before"), 50, None)],
-        Some(200),
-        &[
-            write("k", Some("during"), 150, None),
-            write("k", None, 300, None),
-        ],
-    );
+    let before = [write("k", Some("before"), 50, None)];
+    let set = write("k", Some("during"), 150, None);
+    let writes = [set, write("k", None, 300, None)];
+    let journal = TestJournal::new(&before, Some(200), &writes);
     let history = journal.history("k");
     assert_eq!(history.count, 2);
     assert_eq!(history.before.map(|entry| entry.version()), Some(stamp(50)));
@@ -246,17 +238,16 @@ fn key_missing_in_the_snapshot_is_absent_from_its_end_on() {
     let journal = TestJournal::new(&[], Some(200), &[write("k", Some("v"), 300, None)]);
     let history = journal.history("k");
     assert!(history.before.is_none() && history.absent_before);
-    assert_eq!(journal.as_of("k", Moment::Time(199)), Err(too_old(200)));
-    assert_eq!(journal.as_of("k", Moment::Time(200)), Ok(None));
-    assert_eq!(journal.as_of("k", Moment::Version(stamp(299))), Ok(None));
-    assert_eq!(
-        journal.as_of("other", Moment::Version(stamp(300))),
-        Ok(None)
-    );
-    assert_eq!(
-        journal.as_of("other", Moment::Version(stamp(301))),
-        Err(AsOf::NotYet(stamp(300)))
-    );
+    let not_yet = AsOf::NotYet(stamp(300));
+    for (key, moment, expected) in [
+        ("k", Moment::Time(199), Err(too_old(200))),
+        ("k", Moment::Time(200), Ok(None)),
+        ("k", Moment::Version(stamp(299)), Ok(None)),
+        ("other", Moment::Version(stamp(300)), Ok(None)),
+        ("other", Moment::Version(stamp(301)), Err(not_yet)),
+    ] {
+        assert_eq!(journal.as_of(key, moment), expected, "{key} {moment:?}");
+    }
     // Without a snapshot, the log begins with an empty store.
     let journal = TestJournal::new(&[], None, &[write("k", Some("v"), 300, None)]);
     let history = journal.history("k");
@@ -269,14 +260,8 @@ fn key_missing_in_the_snapshot_is_absent_from_its_end_on() {
 /// was captured.
 #[test]
 fn key_changed_during_the_snapshot_was_perhaps_present() {
-    let journal = TestJournal::new(
-        &[],
-        Some(200),
-        &[
-            write("k", Some("during"), 150, None),
-            write("k", None, 160, None),
-        ],
-    );
+    let set = write("k", Some("during"), 150, None);
+    let journal = TestJournal::new(&[], Some(200), &[set, write("k", None, 160, None)]);
     let history = journal.history("k");
     assert!(history.before.is_none() && !history.absent_before);
     assert!(journal.history("other").absent_before);
@@ -297,11 +282,8 @@ fn version_ahead_of_the_snapshot_counts_from_its_end_on() {
 #[test]
 fn damage_before_the_history_is_reported() {
     let snapshot = [write("k", Some("before"), 150, None)];
-    let mut journal = TestJournal::new(
-        &snapshot,
-        Some(200),
-        &[write("k", Some("after"), 300, None)],
-    );
+    let after = [write("k", Some("after"), 300, None)];
+    let mut journal = TestJournal::new(&snapshot, Some(200), &after);
     journal.damage = Some(Damage {
         file: "000000000003.log".to_owned(),
         offset: Some(64),
@@ -374,22 +356,21 @@ fn deadline_of_a_later_write_does_not_extend_an_expired_key() {
 
 #[test]
 fn expired_key_is_absent_before_a_sweep_removes_it() {
-    let journal = TestJournal::new(
-        &[],
-        None,
-        &[
-            write("k", Some("v"), 100, Some(200)),
-            write("other", Some("v"), 250, None),
-            write("k", None, 260, None),
-        ],
-    );
-    assert_eq!(journal.as_of("k", Moment::Time(199)), Ok(Some("v".into())));
-    assert_eq!(journal.as_of("k", Moment::Time(200)), Ok(None));
-    assert_eq!(
-        journal.as_of("k", Moment::Version(stamp(249))),
-        Ok(Some("v".into()))
-    );
-    assert_eq!(journal.as_of("k", Moment::Version(stamp(250))), Ok(None));
+    let writes = [
+        write("k", Some("v"), 100, Some(200)),
+        write("other", Some("v"), 250, None),
+        write("k", None, 260, None),
+    ];
+    let journal = TestJournal::new(&[], None, &writes);
+    for (moment, value) in [
+        (Moment::Time(199), Some("v")),
+        (Moment::Time(200), None),
+        (Moment::Version(stamp(249)), Some("v")),
+        (Moment::Version(stamp(250)), None),
+    ] {
+        let found = journal.as_of("k", moment);
+        assert_eq!(found, Ok(value.map(str::to_owned)), "{moment:?}");
+    }
 }
 
 #[test]
@@ -399,7 +380,7 @@ fn writer_is_found_by_the_version_alone() {
     let writer = |key: &str, wall| {
         let read = |sink: &mut dyn Sink| journal.read(sink);
         let found = Writer::read(key.as_bytes(), stamp(wall), read);
-        found.unwrap().map(Found::writer)
+        found.unwrap().map(|(writer, _)| writer)
     };
     let found = Writer {
         client: "of snapshot".into(),
@@ -418,12 +399,8 @@ fn writer_is_found_by_the_version_alone() {
     let mut moved = TestJournal::new(&[set], Some(100), &[]);
     moved.sweep(110, write("k", Some("v"), 50, Some(160)));
     let read = |sink: &mut dyn Sink| moved.read(sink);
-    let found = Writer::read(b"k", stamp(50), read).unwrap().unwrap();
-    assert_eq!(
-        found.writer().client,
-        "of snapshot",
-        "a sweep moved the deadline"
-    );
+    let (writer, _) = Writer::read(b"k", stamp(50), read).unwrap().unwrap();
+    assert_eq!(writer.client, "of snapshot", "a sweep moved the deadline");
 }
 
 /// A request for an expired key removes the key first.

@@ -28,52 +28,35 @@ impl Past {
             let until = LogPosition::END;
             Writer::read(key, version, |sink| self.read(base, until, sink).map(drop))
         };
-        match read(Base::Newest)? {
-            Some(Found::InSnapshot(writer)) => {
-                // Only the record of a write names its user.
-                let oldest = read(Base::Oldest)?.map(Found::writer);
-                Ok(oldest.or(Some(writer)))
-            }
-            newest => Ok(newest.map(Found::writer)),
+        let mut found = read(Base::Newest)?;
+        if matches!(found, Some((_, false))) {
+            // Only the record of a write names its user.
+            found = read(Base::Oldest)?.or(found);
         }
-    }
-}
-
-/// A writer, by the place that names it.
-pub(super) enum Found {
-    /// The snapshot, which names no users.
-    InSnapshot(Writer),
-    /// A record.
-    InRecord(Writer),
-}
-
-impl Found {
-    pub(super) fn writer(self) -> Writer {
-        match self {
-            Self::InSnapshot(writer) | Self::InRecord(writer) => writer,
-        }
+        Ok(found.map(|(writer, _)| writer))
     }
 }
 
 impl Writer {
-    /// Finds the writer of a version in the blocks and records that `reading` delivers.
+    /// Finds the writer of a version in the blocks and records that `reading` delivers, and whether
+    /// a record names it. A snapshot names no users.
     pub(super) fn read<E>(
         key: &[u8],
         version: Stamp,
         reading: impl FnOnce(&mut dyn Sink) -> Result<(), E>,
-    ) -> Result<Option<Found>, E> {
+    ) -> Result<Option<(Self, bool)>, E> {
         let mut writer = None;
         let mut visit = |event: KeyEvent<'_>| match event {
             KeyEvent::Reset => writer = None,
             KeyEvent::SnapshotEntry(entry, client) => {
-                let found = client.map(|client| Found::InSnapshot(Self::new(&entry, client, None)));
+                let found = client.map(|client| (Self::new(&entry, client, None), false));
                 writer = found.filter(|_| entry.version() == version);
             }
             KeyEvent::Written(write, origin) => {
                 if let (Some(entry), Some(client)) = (write.entry(), origin.client)
                     && entry.version() == version
                 {
-                    writer = Some(Found::InRecord(Self::new(entry, client, origin.user)));
+                    writer = Some((Self::new(entry, client, origin.user), true));
                 }
             }
             KeyEvent::SnapshotEnd { .. }

@@ -124,18 +124,14 @@ fn comparison_covers_every_part_of_answer_and_writes() {
     ] {
         assert_eq!(verdict(ok(writes.clone())), "different", "{writes:?}");
     }
-    assert_eq!(
-        verdict(replayed(b"+OK\r\n", Some(later), vec![write()])),
-        "different"
-    );
-    assert_eq!(
-        verdict(replayed(b"+OK\r\n", None, vec![write()])),
-        "different"
-    );
-    assert_eq!(
-        verdict(replayed(b":1\r\n", Some(VERSION), vec![write()])),
-        "different"
-    );
+    for (answer, version) in [
+        (&b"+OK\r\n"[..], Some(later)),
+        (b"+OK\r\n", None),
+        (b":1\r\n", Some(VERSION)),
+    ] {
+        let replayed = replayed(answer, version, vec![write()]);
+        assert_eq!(verdict(replayed), "different", "{answer:?} {version:?}");
+    }
 }
 
 #[test]

@@ -32,7 +32,6 @@ pub struct Observer {
     shared: Arc<Shared>,
 }
 
-/// A queued request.
 struct Job {
     observed: Box<SampledRequest>,
     /// The value of [`Shared::begun`] when it was queued.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use statehouse_config::limits;
+use statehouse_core::clock::Stamp;
 use statehouse_core::policy::{Digest, Failure, Policy};
 use statehouse_core::store::{Answer, SampledRequest, Transaction, Write};
 use statehouse_core::words::{command_of, words};
@@ -102,7 +103,6 @@ pub struct Ran {
     pub failure: Option<String>,
 }
 
-/// The result of one comparison.
 pub(super) enum Verdict {
     Same,
     DifferentAnswer(Answer, Vec<Write>),
@@ -146,11 +146,13 @@ impl ShadowReport {
             }
             Verdict::DifferentAnswer(answer, writes) => {
                 self.different_answer += 1;
-                ("different_answer", Ran::of(&answer, node, &writes))
+                let ran = Ran::of(&answer.payload, answer.version, node, &writes);
+                ("different_answer", ran)
             }
             Verdict::DifferentEffect(answer, writes) => {
                 self.different_effect += 1;
-                ("different_effect", Ran::of(&answer, node, &writes))
+                let ran = Ran::of(&answer.payload, answer.version, node, &writes);
+                ("different_effect", ran)
             }
             Verdict::Failed(failure) => {
                 self.failed += 1;
@@ -173,12 +175,7 @@ impl ShadowReport {
                 request,
                 active: match &observed.failure {
                     Some(failure) => Ran::failed(failure),
-                    None => Ran {
-                        answer: Some(shown(&observed.answer)),
-                        version: observed.version.map(|it| it.display(node).to_string()),
-                        writes: lines(&observed.writes),
-                        failure: None,
-                    },
+                    None => Ran::of(&observed.answer, observed.version, node, &observed.writes),
                 },
                 candidate,
             });
@@ -200,10 +197,10 @@ impl Ran {
         }
     }
 
-    fn of(answer: &Answer, node: &str, writes: &[Write]) -> Self {
+    fn of(answer: &[u8], version: Option<Stamp>, node: &str, writes: &[Write]) -> Self {
         Self {
-            answer: Some(shown(&answer.payload)),
-            version: answer.version.map(|it| it.display(node).to_string()),
+            answer: Some(shown(answer)),
+            version: version.map(|it| it.display(node).to_string()),
             writes: lines(writes),
             failure: None,
         }
@@ -252,7 +249,7 @@ fn line(write: &Write) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use statehouse_core::clock::{Fence, Stamp};
+    use statehouse_core::clock::Fence;
     use statehouse_core::store::{Change, Entry};
 
     /// Regression: each byte of a character that is not ASCII was escaped.

@@ -26,7 +26,6 @@ use statehouse_config::{TracesConfig, limits};
 use statehouse_link::tls::{self, TlsError};
 use statehouse_protocol::Shown;
 
-/// The collector.
 pub(super) struct Collector {
     host: String,
     port: u16,

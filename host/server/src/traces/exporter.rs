@@ -39,7 +39,6 @@ pub(super) fn prepare(config: &TracesConfig) -> anyhow::Result<(SpanExporter, Re
     Ok((exporter, reports))
 }
 
-/// Starts the thread.
 pub(super) fn start(
     config: &TracesConfig,
     instance: &str,

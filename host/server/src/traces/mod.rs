@@ -202,7 +202,6 @@ impl Traces {
 }
 
 impl Trace {
-    /// Begins the trace of a request.
     pub(crate) fn begin(traced: &Traced, is_duplicate: bool, notifications: usize) -> Box<Self> {
         let (trace_id, span_id, original) = match (traced.parent, traced.span) {
             // The response of a duplicate names the span of the original.
@@ -255,7 +254,6 @@ impl Leaving {
 }
 
 impl Finished {
-    /// The number of its spans.
     fn spans(&self) -> usize {
         match self {
             Self::Request(_) => spans::OF_REQUEST,

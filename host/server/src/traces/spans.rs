@@ -27,7 +27,6 @@ const FUEL: &str = "statehouse.fuel";
 const CLIENT: &str = "statehouse.client";
 const NOTIFICATIONS: &str = "statehouse.notifications";
 
-/// All attributes.
 #[cfg(test)]
 pub(super) const ATTRIBUTES: [&str; 6] = [COMMAND, OUTCOME, POLICY, FUEL, CLIENT, NOTIFICATIONS];
 
@@ -52,7 +51,6 @@ impl TimeOfDay {
     }
 }
 
-/// Builds the spans of finished requests.
 pub(super) struct Builder {
     scope: InstrumentationScope,
     time: TimeOfDay,
@@ -65,7 +63,6 @@ impl Builder {
         Self { scope, time }
     }
 
-    /// Adds the spans of what has left.
     pub(super) fn add(&self, finished: &Finished, spans: &mut Vec<SpanData>) {
         match finished {
             Finished::Request(request) => self.request(request, spans),
@@ -100,7 +97,6 @@ impl Builder {
         }
     }
 
-    /// The span of the whole request.
     fn server(&self, it: &FinishedRequest) -> SpanData {
         let trace = &it.trace;
         let place = Place {

@@ -1,9 +1,7 @@
 //! The settings that must agree on all hosts of a cluster, and their comparison with those of the
 //! leader. A difference stops no host: a cluster is updated host by host.
 
-use std::sync::Arc;
-
-use statehouse_cluster::{AGREEING_SETTINGS, Clock, Engine, Head, members};
+use statehouse_cluster::{AGREEING_SETTINGS, Access, Head, members};
 use statehouse_config::{Config, limits};
 
 /// How often a follower looks for the record that the leader writes when it begins to lead.
@@ -26,15 +24,9 @@ pub(super) fn digest(config: &Config) -> [u8; 32] {
 
 /// Warns if the leader that `head` names has recorded other settings than `own`. Ends without a
 /// warning if there is no record of that leadership after [`ATTEMPTS`].
-pub(super) async fn compare(
-    engine: Arc<dyn Engine>,
-    clock: Arc<dyn Clock>,
-    cluster: String,
-    head: Head,
-    own: [u8; 32],
-) {
+pub(super) async fn compare(access: Access, head: Head, own: [u8; 32]) {
     for _ in 0..ATTEMPTS {
-        let listed = members(&*engine, &*clock, &cluster).await;
+        let listed = members(&access).await;
         let mut infos = listed.into_iter().flatten().filter_map(|it| it.info.ok());
         if let Some(leader) = infos.find(|it| it.host == head.leader && it.epoch == head.epoch) {
             if leader.description.settings != own {

@@ -19,7 +19,7 @@ use crate::segment::{HEADER_BYTES, Header, StoreId};
 use statehouse_protocol::LogPosition;
 
 /// What [`Log::open`] found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Opened {
     /// True if the directory held no log, so that a new one was created.
     pub fresh: bool,
@@ -27,10 +27,6 @@ pub struct Opened {
     pub position: LogPosition,
     /// The position of the snapshot that was read, or [`LogPosition::NONE`] if there was none.
     pub base: LogPosition,
-    /// Number of records that were replayed after the snapshot.
-    pub records: u64,
-    /// Bytes of frames that were replayed after the snapshot.
-    pub bytes: u64,
     /// True if the previous process closed the log with [`Log::close`].
     pub clean: bool,
     /// True if the log ended in an incomplete write. It was never acknowledged and was dropped.
@@ -40,26 +36,11 @@ pub struct Opened {
 }
 
 impl Opened {
-    fn fresh() -> Self {
-        Self {
-            fresh: true,
-            position: LogPosition::NONE,
-            base: LogPosition::NONE,
-            records: 0,
-            bytes: 0,
-            clean: true,
-            torn: false,
-            damaged_snapshots: Vec::new(),
-        }
-    }
-
     fn of(recovered: &Recovered) -> Self {
         Self {
             fresh: false,
             position: recovered.range.end,
             base: recovered.range.base,
-            records: recovered.records,
-            bytes: recovered.bytes,
             clean: recovered.closed == Some(recovered.range.end.0),
             torn: recovered.torn,
             damaged_snapshots: recovered
@@ -81,7 +62,7 @@ impl Log {
         now_ms: u64,
         sink: &mut dyn Sink,
     ) -> Result<(Self, Opened), Error> {
-        let options = options.bounded().fitted(disk_bytes(&*disk)?);
+        let options = options.fitted(disk_bytes(&*disk)?);
         let recovered = recovery::recover(&*disk, sink)?;
         sink.may_open().map_err(|message| Error::Refused {
             place: "the state".to_owned(),
@@ -94,7 +75,12 @@ impl Log {
         let Some(recovered) = recovered else {
             let store = StoreId(disk.entropy(), disk.entropy());
             let log = Self::begin(disk, options, store, 0, now_ms)?;
-            return Ok((log, Opened::fresh()));
+            let opened = Opened {
+                fresh: true,
+                clean: true,
+                ..Opened::default()
+            };
+            return Ok((log, opened));
         };
         let opened = Opened::of(&recovered);
         let mut catalogue = reopen::prepare(&*disk, options.segment_bytes, now_ms, &recovered)?;

@@ -31,7 +31,6 @@ pub(super) struct Tail {
     pub(super) spare: Vec<u8>,
 }
 
-/// The outcome of an attempt to write.
 enum Step {
     Done,
     Rotate(u64),

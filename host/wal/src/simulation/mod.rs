@@ -116,31 +116,17 @@ impl Inode {
     }
 }
 
+/// A change of names: the file that each of them has from now on, if any.
 #[derive(Clone, Debug)]
-enum NameOp {
-    Set {
-        name: String,
-        inode: usize,
-    },
-    Rename {
-        from: String,
-        to: String,
-        inode: usize,
-    },
-    Remove {
-        name: String,
-    },
-}
+struct NameOp(Vec<(String, Option<usize>)>);
 
 impl NameOp {
     fn apply(&self, names: &mut BTreeMap<String, usize>) {
-        match self {
-            Self::Set { name, inode } => _ = names.insert(name.clone(), *inode),
-            Self::Rename { from, to, inode } => {
-                names.remove(from);
-                names.insert(to.clone(), *inode);
+        for (name, inode) in &self.0 {
+            match inode {
+                Some(inode) => _ = names.insert(name.clone(), *inode),
+                None => _ = names.remove(name),
             }
-            Self::Remove { name } => _ = names.remove(name),
         }
     }
 }
@@ -172,6 +158,8 @@ struct World {
     fail_sync_in: Option<u64>,
     capacity_bytes: Option<u64>,
     capacity_files: Option<usize>,
+    refuses_renames: bool,
+    forbidden: Option<String>,
     written: Written,
     trace: Option<Vec<Event>>,
 }
@@ -183,7 +171,11 @@ impl World {
         }
     }
 
-    fn name(&mut self, op: NameOp) {
+    fn name(&mut self, names: &[(&str, Option<usize>)]) {
+        let names = names
+            .iter()
+            .map(|(name, inode)| ((*name).to_owned(), *inode));
+        let op = NameOp(names.collect());
         op.apply(&mut self.names);
         self.note(|| Event::Name(op.clone()));
         self.name_ops.push(op);
@@ -247,8 +239,8 @@ impl World {
             Event::Name(op) => {
                 op.apply(&mut self.names);
                 self.name_ops.push(op.clone());
-                if let NameOp::Set { inode, .. } | NameOp::Rename { inode, .. } = op {
-                    self.inode(*inode);
+                for inode in op.0.iter().filter_map(|(_, inode)| *inode) {
+                    self.inode(inode);
                 }
             }
             Event::SyncNames => self.sync_names(),
@@ -389,6 +381,16 @@ impl Simulation {
         locked(&self.world).capacity_files = files;
     }
 
+    /// Lets the disk refuse to rename files, as if it had no room for names.
+    pub fn refuse_renames(&self, refuses: bool) {
+        locked(&self.world).refuses_renames = refuses;
+    }
+
+    /// Denies this account the right to read a file.
+    pub fn forbid(&self, name: &str) {
+        locked(&self.world).forbidden = Some(name.to_owned());
+    }
+
     /// Makes the block at an offset of a file unreadable, as a broken sector does. A write to it
     /// fails, too, because a file system reads a block before it changes a part of it.
     pub fn break_block(&self, name: &str, offset: usize) {
@@ -460,10 +462,7 @@ impl Disk for Simulation {
         }
         let inode = world.inodes.len();
         world.inodes.push(Inode::default());
-        world.name(NameOp::Set {
-            name: name.to_owned(),
-            inode,
-        });
+        world.name(&[(name, Some(inode))]);
         Ok(self.handle(inode, true))
     }
 
@@ -473,19 +472,21 @@ impl Disk for Simulation {
     }
 
     fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        let inode = self.world()?.find(name)?;
-        Ok(self.handle(inode, false))
+        let world = self.world()?;
+        if world.forbidden.as_deref() == Some(name) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(self.handle(world.find(name)?, false))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut world = self.world()?;
         World::due(&mut world.fail_write_in)?;
+        if world.refuses_renames {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         let inode = world.find(from)?;
-        world.name(NameOp::Rename {
-            from: from.to_owned(),
-            to: to.to_owned(),
-            inode,
-        });
+        world.name(&[(from, None), (to, Some(inode))]);
         Ok(())
     }
 
@@ -493,9 +494,7 @@ impl Disk for Simulation {
         let mut world = self.world()?;
         World::due(&mut world.fail_write_in)?;
         world.find(name)?;
-        world.name(NameOp::Remove {
-            name: name.to_owned(),
-        });
+        world.name(&[(name, None)]);
         Ok(())
     }
 

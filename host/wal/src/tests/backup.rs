@@ -1,9 +1,9 @@
 //! Backup files: two at the same time, snapshots that are none, and files that are replaced.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::*;
-use crate::{Backup, Directory, limits, read_snapshot_file, write_snapshot_file};
+use crate::{Backup, limits, read_snapshot_file, write_snapshot_file};
 
 fn list(text: &str) -> Vec<Vec<u8>> {
     (0..3).map(|n| format!("{text} {n}").into_bytes()).collect()
@@ -107,8 +107,7 @@ fn open_backup_is_read_also_after_its_name_is_replaced() {
 fn snapshot_that_needs_its_log_is_no_backup() {
     for is_busy in [false, true] {
         let place = tempfile::tempdir().expect("a directory");
-        let disk: Arc<dyn Disk> = Arc::new(Directory::open(place.path()).expect("free"));
-        let (log, ..) = Log::open(disk, small(), 1, &mut Records::default()).expect("opens");
+        let (log, _) = open_directory(place.path(), small());
         let list = list("record");
         for record in &list {
             log.append(&[record]).expect("small");

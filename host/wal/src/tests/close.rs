@@ -1,28 +1,24 @@
 //! Clean closes, later formats and sizes: the result of opening an undamaged directory.
 
-use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::*;
 use crate::limits;
 use crate::segment::{Header, Magic};
-use crate::{Directory, create_from_snapshot, read_snapshot_file, write_snapshot_file};
+use crate::{read_snapshot_file, write_snapshot_file};
 
-fn filled(disk: &Simulation, records: usize) -> (Log, Vec<Vec<u8>>) {
-    let (log, ..) = open(disk, small()).expect("opens");
+fn filled(records: usize) -> (Simulation, Log, Vec<Vec<u8>>) {
+    let (disk, log) = new_log(small());
     let list: Vec<Vec<u8>> = (0..records)
         .map(|n| format!("record {n}").into_bytes())
         .collect();
     for record in &list {
         commit(&log, record);
     }
-    (log, list)
+    (disk, log, list)
 }
 
 #[test]
 fn missing_tail_after_a_clean_close_is_damage() {
-    let disk = Simulation::new(1);
-    let (log, list) = filled(&disk, 10);
+    let (disk, log, list) = filled(10);
     log.close().expect("no faults");
     let disk = disk.crash(1);
     let name = files::segment(1);
@@ -49,12 +45,12 @@ fn missing_tail_after_a_clean_close_is_damage() {
 
 #[test]
 fn clean_close_differs_from_a_crash() {
-    let disk = Simulation::new(1);
-    let (log, _) = filled(&disk, 3);
+    let (disk, log, list) = filled(3);
     log.close().expect("no faults");
-    let (log, opened, _) = open(&disk.kill(), small()).expect("opens");
+    let (log, opened, records) = open(&disk.kill(), small()).expect("opens");
     assert!(opened.clean && !opened.torn && !opened.fresh);
-    assert_eq!((opened.position, opened.records), (LogPosition(3), 3));
+    assert_eq!(opened.position, LogPosition(3));
+    assert!(records.list() == list);
     commit(&log, b"more");
     let (_, opened, _) = open(&disk.kill(), small()).expect("opens");
     assert!(!opened.clean);
@@ -63,12 +59,11 @@ fn clean_close_differs_from_a_crash() {
 
 #[test]
 fn many_starts_leave_few_files() {
-    let disk = Simulation::new(1);
     let options = Options {
         segment_bytes: 1 << 20,
         ..small()
     };
-    let (log, ..) = open(&disk, options.clone()).expect("opens");
+    let (disk, log) = new_log(options.clone());
     commit(&log, b"one");
     for _ in 0..50 {
         open(&disk.kill(), options.clone()).expect("opens");
@@ -79,8 +74,7 @@ fn many_starts_leave_few_files() {
 
 #[test]
 fn later_format_is_refused() {
-    let disk = Simulation::new(1);
-    let (log, list) = filled(&disk, 3);
+    let (disk, log, list) = filled(3);
     snapshot(&log, &list, 1).expect("no faults");
     log.close().expect("no faults");
     for name in [
@@ -103,7 +97,7 @@ fn later_format_is_refused() {
 
 #[test]
 fn group_larger_than_a_segment_gets_its_own_segment() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let large = vec![7; limits::RECORD_BYTES_MAX + 1];
     assert!(matches!(log.append(&[&large]), Err(Error::TooLarge { .. })));
     let half = vec![7; limits::GROUP_BYTES_MAX / 2];
@@ -123,9 +117,8 @@ fn group_larger_than_a_segment_gets_its_own_segment() {
 
 #[test]
 fn largest_record_is_written_and_read() {
-    let disk = Simulation::new(1);
     let record = vec![5; limits::RECORD_BYTES_MAX];
-    let (log, ..) = open(&disk, Options::default()).expect("opens");
+    let (disk, log) = new_log(Options::default());
     log.append(&[b"small", &record]).expect("fits");
     log.commit().expect("no faults");
     let (.., records) = open(&disk.kill(), Options::default()).expect("opens");
@@ -144,14 +137,11 @@ fn directory_has_one_writer_and_many_readers() {
     drop(first);
     Directory::open(&path).expect("free again");
     use std::os::unix::fs::PermissionsExt;
-    assert_eq!(
-        std::fs::metadata(&path)
-            .expect("there")
-            .permissions()
-            .mode()
-            & 0o777,
-        0o700
-    );
+    let mode = std::fs::metadata(&path)
+        .expect("there")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o700);
     assert!(Directory::read_only(path.join("missing")).is_err());
 }
 
@@ -170,9 +160,8 @@ fn removed_lock_file_admits_no_second_process() {
 }
 
 /// A log in a real directory, with a record in it.
-fn in_use(path: &std::path::Path) -> Log {
-    let disk: Arc<dyn Disk> = Arc::new(Directory::open(path).expect("free"));
-    let (log, ..) = Log::open(disk, small(), 1, &mut Records::default()).expect("opens");
+fn in_use(path: &Path) -> Log {
+    let (log, _) = open_directory(path, small());
     commit(&log, b"one");
     log
 }
@@ -194,16 +183,13 @@ fn removed_segment_stops_acknowledgements() {
         log.append(&[b"two"]).expect("small");
         let error = log.commit().expect_err("lost").to_string();
         assert!(error.contains(&files::segment(1)), "{error}");
-        assert_eq!(
-            (log.durable(), log.released()),
-            (LogPosition(1), LogPosition(1))
-        );
+        assert_eq!(positions(&log), (1, 1));
     }
 }
 
 #[test]
 fn log_fails_when_its_directory_or_lock_is_replaced() {
-    type Change = fn(&std::path::Path);
+    type Change = fn(&Path);
     let changes: [(&str, Change); 4] = [
         ("removed", |path| {
             std::fs::remove_file(path.join(files::LOCK)).expect("there");
@@ -270,23 +256,13 @@ fn backup_file_restores_a_log() {
     assert!(records.list() == list);
 
     let disk = Simulation::new(1);
-    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    create_from_snapshot(
-        Arc::clone(&shared),
-        small(),
-        LogPosition(100),
-        5,
-        &mut Blocks(list.clone(), 0),
-    )
-    .expect("new");
-    let again = create_from_snapshot(
-        shared,
-        small(),
-        LogPosition(100),
-        5,
-        &mut Blocks(list.clone(), 0),
-    );
-    assert!(matches!(again, Err(Error::NotEmpty { .. })));
+    let create = || {
+        let log = Log::create(Arc::new(disk.clone()), small(), LogPosition(100), 5)?;
+        snapshot(&log, &list, 5)?;
+        log.close()
+    };
+    create().expect("new");
+    assert!(matches!(create(), Err(Error::NotEmpty { .. })));
     let (log, opened, records) = open(&disk.crash(1), small()).expect("opens");
     assert!(records.list() == list);
     assert_eq!(
@@ -314,13 +290,13 @@ fn backup_file_restores_a_log() {
 #[test]
 fn interrupted_restore_does_not_open_empty() {
     let disk = Simulation::new(1);
-    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    let outcome = create_from_snapshot(shared, small(), LogPosition(7), 5, &mut Failing(false));
-    assert!(matches!(outcome, Err(Error::GivenUp(_))));
-    assert!(matches!(
-        open(&disk.kill(), small()),
-        Err(Error::Damaged(_))
-    ));
+    let log = Log::create(Arc::new(disk.clone()), small(), LogPosition(7), 5).expect("new");
+    let begun = log.begin_snapshot(5).expect("no faults");
+    let mut snapshot = begun.expect("the first one");
+    snapshot.block(&block(1, b"first")).expect("small");
+    drop(snapshot);
+    let opened = open(&disk.kill(), small());
+    assert!(matches!(opened, Err(Error::Damaged(_))));
 }
 
 /// A client that controls the content of a record could put a frame into it. Recovery of a recycled
@@ -328,8 +304,7 @@ fn interrupted_restore_does_not_open_empty() {
 /// which is secret.
 #[test]
 fn frame_inside_a_record_is_not_read() {
-    let disk = Simulation::new(1);
-    let (log, _) = filled(&disk, 1);
+    let (disk, log, _) = filled(1);
     let name = files::segment(1);
     let content = disk.content(&name).expect("there");
     let header = Header::decode(&content, Magic::Segment).expect("whole");
@@ -355,8 +330,7 @@ fn frame_inside_a_record_is_not_read() {
 
 #[test]
 fn foreign_files_in_the_directory_are_untouched() {
-    let disk = Simulation::new(1);
-    filled(&disk, 3);
+    let (disk, ..) = filled(3);
     disk.put("backup.tmp", b"another program writes this");
     disk.put(files::SNAPSHOT_TEMPORARY, b"half a snapshot");
     assert_eq!(reopened(&disk.kill()).len(), 3);
@@ -366,8 +340,7 @@ fn foreign_files_in_the_directory_are_untouched() {
 
 #[test]
 fn log_with_spares_opens_on_a_full_disk() {
-    let disk = Simulation::new(1);
-    let (log, list) = filled(&disk, 3);
+    let (disk, log, list) = filled(3);
     log.maintain(1).expect("room for spares");
     // No witness covers the last record, so the tail is rewritten.
     let disk = disk.kill();
@@ -380,24 +353,14 @@ fn log_with_spares_opens_on_a_full_disk() {
 /// so a running log must fail. A start may be repeated.
 #[test]
 fn full_disk_at_a_rename_is_temporary_only_at_a_start() {
-    let is_full = Arc::new(AtomicBool::new(true));
-    let refuses = Arc::clone(&is_full);
-    let disk: Arc<dyn Disk> = Arc::new(Refusing {
-        disk: Simulation::new(1),
-        refuse: Box::new(move |operation, _| {
-            match operation == "rename" && refuses.load(Ordering::Acquire) {
-                true => Err(io::ErrorKind::StorageFull.into()),
-                false => Ok(()),
-            }
-        }),
-    });
-    let start = || Log::open(Arc::clone(&disk), small(), 1, &mut Records::default());
-    let error = start().expect_err("no name for a segment");
+    let disk = Simulation::new(1);
+    disk.refuse_renames(true);
+    let error = open(&disk, small()).expect_err("no name for a segment");
     assert!(error.is_full() && error.is_temporary(), "{error}");
-    is_full.store(false, Ordering::Release);
-    let (log, _) = start().expect("room");
+    disk.refuse_renames(false);
+    let (log, ..) = open(&disk, small()).expect("room");
     commit(&log, &[1; 3000]);
-    is_full.store(true, Ordering::Release);
+    disk.refuse_renames(true);
     log.append(&[&[2; 3000]]).expect("small");
     let error = log.commit().expect_err("no name for a segment");
     assert!(matches!(error, Error::Failed(_)), "{error}");
@@ -406,8 +369,7 @@ fn full_disk_at_a_rename_is_temporary_only_at_a_start() {
 
 #[test]
 fn missing_log_without_a_witness_names_no_last_record() {
-    let disk = Simulation::new(1);
-    drop(filled(&disk, 3));
+    let (disk, ..) = filled(3);
     let disk = disk.kill();
     disk.remove(&files::segment(1)).expect("there");
     let text = open(&disk, small())

@@ -25,8 +25,7 @@ fn snapshot_of_the_past(log: &Log, position: u64, complete: u64) {
 
 #[test]
 fn snapshot_of_the_past_replaces_the_records_before_it() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).unwrap();
+    let (disk, log) = new_log(small());
     append(&log, 1..=100);
     snapshot_of_the_past(&log, 40, 70);
     append(&log, 101..=120);

@@ -38,8 +38,6 @@ fn flip_every_byte(close: bool) {
     for name in disk.list().expect("a directory") {
         let content = disk.content(&name).expect("listed");
         for at in 0..content.len() {
-            // The stale part of a segment is long, so only bytes near a frame and some others are
-            // flipped.
             let mut flipped = content.clone();
             flipped[at] ^= 1 << (at % 8);
             let damaged = disk.fork();
@@ -129,7 +127,7 @@ fn refusal_names_the_place_and_the_loss() {
 
 #[test]
 fn swapped_blocks_are_damage() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let list = [b"first".to_vec(), b"other".to_vec()];
     log.append(&[&list[0], &list[1]]).expect("small");
     snapshot(&log, &list, 1).expect("no faults");
@@ -174,8 +172,7 @@ fn files_of_another_store_are_rejected() {
 
 /// A killed log of 40 records: three in each segment, and a snapshot after every fifth.
 fn with_snapshots() -> (Simulation, Vec<Vec<u8>>) {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, all_history()).expect("opens");
+    let (disk, log) = new_log(all_history());
     let mut list = Vec::new();
     for round in 0..40 {
         list.push(vec![round as u8; 1000]);

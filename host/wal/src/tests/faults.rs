@@ -3,6 +3,7 @@
 use super::*;
 use crate::{Room, Verdict, inspect};
 
+#[derive(Default)]
 struct Outcome {
     /// The last position that was reported durable.
     durable: u64,
@@ -15,12 +16,7 @@ struct Outcome {
 
 /// Runs as far as the disk permits.
 fn script(disk: &Simulation) -> Outcome {
-    let mut outcome = Outcome {
-        durable: 0,
-        list: Vec::new(),
-        failed: false,
-        refused: false,
-    };
+    let mut outcome = Outcome::default();
     let Ok((log, ..)) = open(disk, small()) else {
         outcome.failed = true;
         return outcome;
@@ -130,7 +126,7 @@ fn log_continues_when_a_full_disk_has_room_again() {
 
 #[test]
 fn pending_records_are_written_when_there_is_room() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     assert_eq!(log.room(), Room::Plenty);
     disk.limit_bytes(Some(disk.used_bytes()));
     assert!(log.maintain(1).is_err_and(|error| error.is_full()));
@@ -155,12 +151,7 @@ fn pending_records_are_written_when_there_is_room() {
 
 #[test]
 fn the_reserve_outlasts_a_full_disk() {
-    let disk = Simulation::new(1);
-    let options = Options {
-        segment_bytes: 1 << 18,
-        ..small()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+    let (disk, log) = new_log(quarter_mebibyte_segments());
     log.maintain(1).expect("room for spares");
     disk.limit_bytes(Some(disk.used_bytes()));
     log.maintain(2).expect("the spares are there");
@@ -188,7 +179,7 @@ fn the_reserve_outlasts_a_full_disk() {
 /// Spares are too short for such a group, and later records are written after it.
 #[test]
 fn reserve_ends_while_a_long_group_waits_for_room() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     log.maintain(1).expect("room for spares");
     disk.limit_bytes(Some(disk.used_bytes()));
     log.maintain(2).expect("the spares are there");
@@ -203,25 +194,27 @@ fn reserve_ends_while_a_long_group_waits_for_room() {
     assert_eq!(log.room(), Room::Plenty);
 }
 
-/// A log on a disk with 4 MiB besides its segments of 256 KiB.
-fn on_four_mebibytes(disk: &Simulation) -> Log {
-    let options = Options {
+fn quarter_mebibyte_segments() -> Options {
+    Options {
         segment_bytes: 1 << 18,
         ..small()
-    };
-    let (log, ..) = open(disk, options).expect("opens");
+    }
+}
+
+/// A log on a disk with 4 MiB besides its segments of 256 KiB.
+fn on_four_mebibytes() -> (Simulation, Log) {
+    let (disk, log) = new_log(quarter_mebibyte_segments());
     log.maintain(1).expect("room for spares");
     disk.limit_bytes(Some(disk.used_bytes() + (4 << 20)));
     log.maintain(2).expect("the spares are there");
     assert_eq!(log.room(), Room::Plenty);
-    log
+    (disk, log)
 }
 
 /// The free bytes do not hold the segment of this group.
 #[test]
 fn no_room_is_left_while_a_long_group_waits() {
-    let disk = Simulation::new(1);
-    let log = on_four_mebibytes(&disk);
+    let (disk, log) = on_four_mebibytes();
     while !log.snapshot_due() {
         log.append(&[&[1; 1000]]).expect("small");
         log.commit().expect("there is room");
@@ -243,8 +236,7 @@ fn no_room_is_left_while_a_long_group_waits() {
 /// Nothing else can be written before the group.
 #[test]
 fn long_group_that_waits_gets_the_room_of_spares() {
-    let disk = Simulation::new(1);
-    let log = on_four_mebibytes(&disk);
+    let (_, log) = on_four_mebibytes();
     let group = (4 << 20) + (64 << 10);
     log.append(&[&vec![1_u8; group]]).expect("small");
     assert!(log.commit().is_err_and(|error| error.is_full()));
@@ -258,12 +250,10 @@ fn long_group_that_waits_gets_the_room_of_spares() {
 /// No other record can be written before the group, so the past has to go.
 #[test]
 fn long_group_that_waits_gets_the_room_of_history() {
-    let disk = Simulation::new(1);
-    let options = Options {
+    let (disk, log) = new_log(Options {
         segment_bytes: 1 << 18,
         ..all_history()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+    });
     for now_ms in 0..4 {
         for _ in 0..8 {
             commit(&log, &[1; 200_000]);
@@ -319,7 +309,7 @@ fn group_of_too_many_records_is_refused() {
 
 #[test]
 fn failed_log_discards_appends() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     commit(&log, b"kept");
     disk.fail_sync_in(Some(0));
     log.append(&[b"not known"]).expect("small");
@@ -327,22 +317,13 @@ fn failed_log_discards_appends() {
     assert!(text.contains("nothing becomes durable any more"), "{text}");
     disk.fail_sync_in(None);
     for expected in 3..100 {
-        assert_eq!(
-            log.append(&[b"lost"]).expect("small"),
-            LogPosition(expected)
-        );
-        assert!(
-            log.commit().is_err()
-                && log.sync().is_err()
-                && log.write().is_err()
-                && log.close().is_err()
-        );
+        let position = log.append(&[b"lost"]).expect("small");
+        assert_eq!(position.0, expected);
+        assert!(log.commit().is_err() && log.sync().is_err());
+        assert!(log.write().is_err() && log.close().is_err());
     }
     assert!(log.begin_snapshot(1).is_err() && log.maintain(1).is_err());
-    assert_eq!(
-        (log.durable(), log.released()),
-        (LogPosition(1), LogPosition(1))
-    );
+    assert_eq!(positions(&log), (1, 1));
     let report = inspect(&disk).expect("a directory");
     assert!(
         !report
@@ -359,7 +340,7 @@ fn snapshot_without_room_leaves_no_file() {
         (true, "the log has no room"),
         (false, "the snapshot has none"),
     ] {
-        let (disk, log) = new_log();
+        let (disk, log) = new_log(small());
         commit(&log, b"one");
         let begun = log.begin_snapshot(1).expect("no faults");
         let mut snapshot = begun.expect("something new");
@@ -383,7 +364,7 @@ fn snapshot_without_room_leaves_no_file() {
 
 #[test]
 fn figures_do_not_wait_for_a_stalled_disk() {
-    let (_, log) = new_log();
+    let (_, log) = new_log(small());
     let before = log.figures();
     let catalogue = log.catalogue.lock().expect("no panic");
     let figures = log.figures();

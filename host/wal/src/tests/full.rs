@@ -127,12 +127,10 @@ fn state_beyond_its_disk_is_short_until_it_shrinks() {
 /// The figures of a directory must lead to the same decision as the log makes.
 #[test]
 fn disk_use_shows_whether_growth_is_refused() {
-    let disk = Simulation::new(1);
-    let options = Options {
+    let (disk, log) = new_log(Options {
         segment_bytes: 1 << 20,
         ..Options::default()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+    });
     let append = |count| {
         for _ in 0..count {
             commit(&log, &[1; 100_000]);
@@ -165,13 +163,11 @@ fn disk_use_shows_whether_growth_is_refused() {
 /// space for a segment.
 #[test]
 fn disk_full_of_history_is_reused() {
-    let disk = Simulation::new(1);
-    let options = Options {
+    let (disk, log) = new_log(Options {
         history_ms: u64::MAX,
         history_bytes: u64::MAX,
         ..Options::default()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+    });
     for _ in 0..4 {
         for _ in 0..60 {
             commit(&log, &[1; 100_000]);

@@ -4,8 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::limits;
-use crate::recovery::Base;
-use crate::{Durability, Verdict, inspect, read};
+use crate::{Base, Durability, Range, Verdict, inspect, read};
 
 fn count(disk: &Simulation, wanted: fn(Kind) -> bool) -> usize {
     let names = disk.list().expect("a directory");
@@ -13,6 +12,10 @@ fn count(disk: &Simulation, wanted: fn(Kind) -> bool) -> usize {
         .iter()
         .filter(|name| wanted(files::kind(name)))
         .count()
+}
+
+fn spares(disk: &Simulation) -> usize {
+    count(disk, |kind| matches!(kind, Kind::Spare(_)))
 }
 
 /// Appends about 1 KiB per round, with a snapshot every fifth.
@@ -31,13 +34,13 @@ fn grow(log: &Log, list: &mut Vec<Vec<u8>>, rounds: u64, from_ms: u64) {
 
 #[test]
 fn no_history_keeps_two_snapshots_and_recycles_segments() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let mut list = Vec::new();
     grow(&log, &mut list, 61, 0);
     assert_eq!(snapshots(&disk).len(), 2);
     let segments = segments(&disk);
     assert!((2..=6).contains(&segments.len()), "{segments:?}");
-    assert!((2..=12).contains(&count(&disk, |kind| matches!(kind, Kind::Spare(_)))));
+    assert!((2..=12).contains(&spares(&disk)));
     let disk = disk.kill();
     // A recycled segment holds frames of its previous use after its end, which must be ignored.
     let names = disk.list().expect("a directory");
@@ -54,7 +57,7 @@ fn no_history_keeps_two_snapshots_and_recycles_segments() {
 /// A disk that is full for a moment is enough to cause a snapshot this early.
 #[test]
 fn snapshot_in_the_first_segment_does_not_pin_history() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let mut list = vec![b"one".to_vec()];
     log.append(&[b"one"]).expect("small");
     snapshot(&log, &list, 0).expect("no faults");
@@ -69,13 +72,12 @@ fn snapshot_in_the_first_segment_does_not_pin_history() {
 /// removed and created again is written twice.
 #[test]
 fn steady_load_neither_removes_nor_creates_segments() {
-    let disk = Simulation::new(1);
     let options = Options {
         history_bytes: 64 << 10,
         history_ms: u64::MAX,
         ..small()
     };
-    let (log, ..) = open(&disk, options.clone()).expect("opens");
+    let (disk, log) = new_log(options.clone());
     let last = [vec![7; 1000]];
     let mut segments = Vec::new();
     for round in 0..60 {
@@ -93,7 +95,6 @@ fn steady_load_neither_removes_nor_creates_segments() {
     let (first, rest) = segments.split_at(30);
     assert!(rest.iter().all(|it| *it == rest[0]), "{rest:?}");
     assert!(rest[0] < 40, "{first:?}");
-    let spares = |disk: &Simulation| count(disk, |kind| matches!(kind, Kind::Spare(_)));
     let before = spares(&disk);
     assert!(before > 10, "{before}");
     // A restart does not remove any spare either; only time does.
@@ -114,8 +115,7 @@ fn steady_load_neither_removes_nor_creates_segments() {
 #[test]
 fn failed_removal_leaves_no_gap() {
     for fault in 0..40 {
-        let disk = Simulation::new(1);
-        let (log, ..) = open(&disk, all_history()).expect("opens");
+        let (disk, log) = new_log(all_history());
         let mut list = Vec::new();
         grow(&log, &mut list, 40, 0);
         let disk = disk.kill();
@@ -137,12 +137,8 @@ fn failed_removal_leaves_no_gap() {
         log.maintain(101).expect("no faults any more");
         assert_eq!(snapshots(&disk), [35, 40], "fault {fault}");
         assert!(segments(&disk).len() <= 4, "fault {fault}");
-        let spares = count(&disk, |kind| matches!(kind, Kind::Spare(_))) as u64;
-        assert_eq!(
-            log.spare_bytes.load(Ordering::Acquire),
-            spares * 4096,
-            "every spare is known: fault {fault}"
-        );
+        let known_bytes = log.spare_bytes.load(Ordering::Acquire);
+        assert_eq!(known_bytes, spares(&disk) as u64 * 4096, "fault {fault}");
     }
 }
 
@@ -160,8 +156,7 @@ fn history_is_kept_by_bytes_and_by_age() {
     };
     let mut oldest = Vec::new();
     for options in [all_history(), by_bytes, by_age] {
-        let disk = Simulation::new(1);
-        let (log, ..) = open(&disk, options.clone()).expect("opens");
+        let (disk, log) = new_log(options.clone());
         let mut list = Vec::new();
         grow(&log, &mut list, 60, 1_000);
         let disk = disk.kill();
@@ -181,21 +176,20 @@ fn history_is_kept_by_bytes_and_by_age() {
     assert_eq!(oldest[2], (35, 1_034));
 }
 
+/// Reads up to a record, from the newest snapshot before it.
+fn read_before(disk: &Simulation, position: u64, records: &mut Records) -> Result<Range, Error> {
+    let position = LogPosition(position);
+    read(disk, Base::Before(position), position, records)
+}
+
 #[test]
 fn past_state_is_read_from_the_previous_snapshot() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, all_history()).expect("opens");
+    let (disk, log) = new_log(all_history());
     let mut list = Vec::new();
     grow(&log, &mut list, 30, 0);
     for position in 1..=30 {
         let mut records = Records::default();
-        let range = read(
-            &disk,
-            Base::Before(LogPosition(position)),
-            LogPosition(position),
-            &mut records,
-        )
-        .expect("kept");
+        let range = read_before(&disk, position, &mut records).expect("kept");
         assert!(
             range.base.0 < position && position - range.base.0 <= 5,
             "{range:?}"
@@ -207,41 +201,26 @@ fn past_state_is_read_from_the_previous_snapshot() {
 
 #[test]
 fn removed_history_is_reported_as_not_retained() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let mut list = Vec::new();
     grow(&log, &mut list, 30, 0);
-    let removed = read(
-        &disk,
-        Base::Before(LogPosition(3)),
-        LogPosition(3),
-        &mut Records::default(),
-    );
-    assert!(
-        matches!(
-            removed,
-            Err(Error::NotRetained {
-                position: LogPosition(3)
-            })
-        ),
-        "{removed:?}"
-    );
+    match read_before(&disk, 3, &mut Records::default()) {
+        Err(Error::NotRetained { position }) => assert_eq!(position.0, 3),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Damage is reported only if it prevents reading the requested state.
 #[test]
 fn later_damage_does_not_explain_removed_history() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, all_history()).expect("opens");
+    let (disk, log) = new_log(all_history());
     grow(&log, &mut Vec::new(), 40, 0);
     let (log, ..) = open(&disk.kill(), small()).expect("opens");
     log.maintain(100).expect("no faults");
     grow(&log, &mut vec![Vec::new(); 40], 10, 200);
     drop(log);
     let disk = disk.kill();
-    let before = |disk: &Simulation, position| {
-        let base = Base::Before(LogPosition(position));
-        read(disk, base, LogPosition(position), &mut Records::default())
-    };
+    let before = |disk: &Simulation, position| read_before(disk, position, &mut Records::default());
     let removed = |outcome| matches!(outcome, Err(Error::NotRetained { .. }));
     let kept = snapshots(&disk);
     let [older, newer] = kept[..] else {
@@ -267,7 +246,7 @@ fn later_damage_does_not_explain_removed_history() {
 
 #[test]
 fn damaged_snapshot_is_replaced_by_the_older_one() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let mut list = Vec::new();
     grow(&log, &mut list, 23, 0);
     drop(log);
@@ -298,7 +277,7 @@ fn damaged_snapshot_is_replaced_by_the_older_one() {
 
 #[test]
 fn snapshot_without_new_records_is_not_taken() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     log.append(&[b"one"]).expect("small");
     snapshot(&log, &[b"one".to_vec()], 1).expect("no faults");
     assert!(log.begin_snapshot(2).expect("no faults").is_none());
@@ -313,13 +292,12 @@ fn snapshot_without_new_records_is_not_taken() {
 
 #[test]
 fn snapshot_is_due_by_the_length_of_the_log() {
-    let disk = Simulation::new(1);
     let options = Options {
         snapshot_min_bytes: 10_000,
         snapshot_factor: 2,
         ..small()
     };
-    let (log, ..) = open(&disk, options.clone()).expect("opens");
+    let (disk, log) = new_log(options.clone());
     let mut list = Vec::new();
     while !log.snapshot_due() {
         list.push(vec![1; 1000]);
@@ -343,12 +321,11 @@ fn snapshot_is_due_by_the_length_of_the_log() {
 #[test]
 fn snapshot_is_due_later_if_history_is_kept() {
     let due_after = |history_bytes, history_ms| {
-        let options = Options {
+        let (_, log) = new_log(Options {
             history_bytes,
             history_ms,
             ..small()
-        };
-        let (log, ..) = open(&Simulation::new(1), options).expect("opens");
+        });
         log.maintain(0).expect("no faults");
         let mut appended = 0;
         while !log.snapshot_due() {
@@ -365,42 +342,26 @@ fn snapshot_is_due_later_if_history_is_kept() {
 
 #[test]
 fn interval_mode_delays_only_urgent_groups() {
-    let disk = Simulation::new(1);
-    let durability = Durability::Interval(std::time::Duration::from_secs(1));
-    let (log, ..) = open(
-        &disk,
-        Options {
-            durability,
-            ..small()
-        },
-    )
-    .expect("opens");
+    let (_, log) = new_log(Options {
+        durability: Durability::Interval(std::time::Duration::from_secs(1)),
+        ..small()
+    });
     log.append(&[b"1"]).expect("small");
-    assert_eq!(
-        (log.released(), log.durable()),
-        (LogPosition(1), LogPosition(0))
-    );
+    assert_eq!(positions(&log), (1, 0));
     log.append_urgent(&[b"2", b"3"]).expect("small");
     log.append(&[b"4"]).expect("small");
     assert_eq!(log.released(), LogPosition(1));
     log.write().expect("no faults");
     assert_eq!(log.released(), LogPosition(1));
     log.sync().expect("no faults");
-    assert_eq!(
-        (log.released(), log.durable()),
-        (LogPosition(4), LogPosition(4))
-    );
+    assert_eq!(positions(&log), (4, 4));
     log.append(&[b"5"]).expect("small");
-    assert_eq!(
-        (log.released(), log.durable()),
-        (LogPosition(5), LogPosition(4))
-    );
+    assert_eq!(positions(&log), (5, 4));
 }
 
 #[test]
 fn inspection_reports_stale_files() {
-    let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, all_history()).expect("opens");
+    let (disk, log) = new_log(all_history());
     grow(&log, &mut Vec::new(), 30, 0);
     // Simulates a removal of history that was interrupted after its first steps.
     disk.remove(&files::segment(1)).expect("there");
@@ -425,12 +386,10 @@ fn inspection_reports_stale_files() {
 
 #[test]
 fn finished_snapshot_has_a_durable_name() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     log.append(&[b"one"]).expect("small");
-    assert_eq!(
-        snapshot(&log, &[b"one".to_vec()], 1).expect("no faults"),
-        LogPosition(1)
-    );
+    let position = snapshot(&log, &[b"one".to_vec()], 1).expect("no faults");
+    assert_eq!(position, LogPosition(1));
     for seed in 0..20 {
         let crashed = disk.fork().crash(seed);
         assert_eq!(count(&crashed, |kind| kind == Kind::Snapshot(1)), 1);
@@ -439,13 +398,11 @@ fn finished_snapshot_has_a_durable_name() {
 
 #[test]
 fn snapshot_threshold_follows_history_and_free_space() {
-    let disk = Simulation::new(1);
     let after = |history_bytes, free_bytes| {
-        let options = Options {
+        let (_, log) = new_log(Options {
             history_bytes,
             ..Options::default()
-        };
-        let (log, ..) = open(&disk.fork(), options).expect("opens");
+        });
         log.free_bytes.store(free_bytes, Ordering::Release);
         log.snapshot_after_bytes() >> 20
     };

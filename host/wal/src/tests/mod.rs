@@ -19,12 +19,14 @@ mod unreadable;
 mod wear;
 
 use std::collections::BTreeMap;
-use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::files::{self, Kind};
 use crate::simulation::{Dice, Simulation};
-use crate::{Damage, Disk, Error, File, Log, LogPosition, Opened, Options, Sink, Snapshot, Source};
+use crate::{
+    Damage, Directory, Disk, Error, Log, LogPosition, Opened, Options, Sink, Snapshot, Source,
+};
 
 /// A store that keeps every record with its position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,47 +106,6 @@ impl Source for Failing {
     }
 }
 
-/// Decides about an operation, by its name and that of its file.
-type Refuse = Box<dyn Fn(&str, &str) -> io::Result<()> + Send + Sync>;
-
-/// A disk that may refuse an operation.
-struct Refusing {
-    disk: Simulation,
-    refuse: Refuse,
-}
-
-impl Disk for Refusing {
-    fn list(&self) -> io::Result<Vec<String>> {
-        self.disk.list()
-    }
-    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.disk.create(name)
-    }
-    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        self.disk.open(name)
-    }
-    fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        (self.refuse)("read", name)?;
-        self.disk.open_read_only(name)
-    }
-    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        (self.refuse)("rename", from)?;
-        self.disk.rename(from, to)
-    }
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.disk.remove(name)
-    }
-    fn sync_directory(&self) -> io::Result<()> {
-        self.disk.sync_directory()
-    }
-    fn free_bytes(&self) -> io::Result<u64> {
-        self.disk.free_bytes()
-    }
-    fn entropy(&self) -> u64 {
-        self.disk.entropy()
-    }
-}
-
 /// Small segments and little history, so that every test changes segments, recycles and removes
 /// history.
 fn small() -> Options {
@@ -157,7 +118,6 @@ fn small() -> Options {
     }
 }
 
-/// Keeps all history.
 fn all_history() -> Options {
     Options {
         history_bytes: u64::MAX,
@@ -174,16 +134,29 @@ fn open(disk: &Simulation, options: Options) -> Result<(Log, Opened, Records), E
 }
 
 /// A new log on an empty disk.
-fn new_log() -> (Simulation, Log) {
+fn new_log(options: Options) -> (Simulation, Log) {
     let disk = Simulation::new(1);
-    let (log, ..) = open(&disk, small()).expect("opens");
+    let (log, ..) = open(&disk, options).expect("opens");
     (disk, log)
+}
+
+/// A log in a real directory, and the records that it holds.
+fn open_directory(path: &Path, options: Options) -> (Log, Records) {
+    let mut records = Records::default();
+    let disk: Arc<dyn Disk> = Arc::new(Directory::open(path).expect("free"));
+    let (log, _) = Log::open(disk, options, 1, &mut records).expect("opens");
+    (log, records)
 }
 
 /// The records that a start reads.
 fn reopened(disk: &Simulation) -> Vec<Vec<u8>> {
     let (.., records) = open(disk, small()).expect("opens");
     records.list()
+}
+
+/// The released and the durable position.
+fn positions(log: &Log) -> (u64, u64) {
+    (log.released().0, log.durable().0)
 }
 
 fn commit(log: &Log, record: &[u8]) {
@@ -200,7 +173,6 @@ fn numbers(disk: &dyn Disk, wanted: fn(Kind) -> Option<u64>) -> Vec<u64> {
     numbers
 }
 
-/// The numbers of the segments.
 fn segments(disk: &dyn Disk) -> Vec<u64> {
     numbers(disk, |kind| match kind {
         Kind::Segment(number) => Some(number),
@@ -208,7 +180,6 @@ fn segments(disk: &dyn Disk) -> Vec<u64> {
     })
 }
 
-/// The positions of the snapshots.
 fn snapshots(disk: &dyn Disk) -> Vec<u64> {
     numbers(disk, |kind| match kind {
         Kind::Snapshot(position) => Some(position),
@@ -216,7 +187,6 @@ fn snapshots(disk: &dyn Disk) -> Vec<u64> {
     })
 }
 
-/// Damages a byte of a file.
 fn flip(disk: &Simulation, name: &str, at: usize) {
     let mut content = disk.content(name).expect("listed");
     content[at] ^= 1;

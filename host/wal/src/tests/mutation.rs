@@ -8,12 +8,6 @@ use super::*;
 use crate::segment::{Frames, HEADER_BYTES, Header, Magic};
 use crate::survey::Survey;
 
-/// A way to damage a file.
-struct Mutation {
-    what: String,
-    content: Vec<u8>,
-}
-
 /// How the process that wrote the directory ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
@@ -81,32 +75,25 @@ fn places(content: &[u8]) -> Vec<usize> {
     places
 }
 
-fn mutations(content: &[u8]) -> Vec<Mutation> {
+/// Damaged contents of a file, each with a name.
+fn mutations(content: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut mutations = Vec::new();
     for at in places(content) {
-        mutations.push(Mutation {
-            what: format!("cut to {at} bytes"),
-            content: content[..at].to_vec(),
-        });
+        mutations.push((format!("cut to {at} bytes"), content[..at].to_vec()));
         for bytes in [1, 56, 512] {
             let inserted = [&content[..at], &vec![0x5A; bytes], &content[at..]].concat();
             let to = content.len().min(at + bytes);
             let deleted = [&content[..at], &content[to..]].concat();
             for (what, mutated) in [("inserted", inserted), ("deleted", deleted)] {
+                let what = format!("{bytes} bytes {what} at {at}");
                 let mut padded = mutated.clone();
                 padded.resize(content.len(), 0);
-                mutations.push(Mutation {
-                    what: format!("{bytes} bytes {what} at {at}"),
-                    content: mutated,
-                });
-                mutations.push(Mutation {
-                    what: format!("{bytes} bytes {what} at {at}, of the old length"),
-                    content: padded,
-                });
+                mutations.push((format!("{what}, of the old length"), padded));
+                mutations.push((what, mutated));
             }
         }
     }
-    mutations.retain(|mutation| mutation.content != content);
+    mutations.retain(|(_, mutated)| mutated != content);
     mutations
 }
 
@@ -152,18 +139,14 @@ fn mutate_every_file(end: End) {
         let content = written.disk.content(&name).expect("listed");
         let without = written.disk.fork();
         without.remove(&name).expect("listed");
-        count(judge(
-            &without,
-            &written,
-            true,
-            &format!("{end:?}: {name} removed"),
-        ));
-        for mutation in mutations(&content) {
-            let mutated = written.disk.fork();
-            mutated.put(&name, &mutation.content);
-            let story = format!("{end:?}: {name}, {}", mutation.what);
-            let is_new_length = mutation.content.len() != content.len();
-            count(judge(&mutated, &written, is_new_length, &story));
+        let story = format!("{end:?}: {name} removed");
+        count(judge(&without, &written, true, &story));
+        for (what, mutated) in mutations(&content) {
+            let disk = written.disk.fork();
+            disk.put(&name, &mutated);
+            let story = format!("{end:?}: {name}, {what}");
+            let is_new_length = mutated.len() != content.len();
+            count(judge(&disk, &written, is_new_length, &story));
         }
     }
     assert!(refused > 500 && opened > 500, "{refused} {opened}");

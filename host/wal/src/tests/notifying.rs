@@ -17,7 +17,7 @@ struct NotifierTest {
 
 impl NotifierTest {
     fn new() -> Self {
-        let (log, ..) = open(&Simulation::new(1), Options::default()).expect("opens");
+        let (_, log) = new_log(Options::default());
         let notified: Arc<Mutex<Vec<_>>> = Arc::default();
         let listener = Arc::clone(&notified);
         let call = move |position: LogPosition| {

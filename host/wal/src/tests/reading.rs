@@ -3,34 +3,30 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::recovery::Base;
-use crate::{Directory, FileReport, Verdict, inspect, read};
+use crate::{Base, FileReport, Verdict, inspect, read};
 
-/// Every record is its position, so that a reader can check it.
-struct Numbers {
-    last: u64,
-    base: bool,
-}
+/// The last position that was read. Every record is its position, so that a reader can check it.
+struct Numbers(u64);
 
 impl Sink for Numbers {
     fn reset(&mut self) {
-        (self.last, self.base) = (0, false);
+        self.0 = 0;
     }
 
     fn block(&mut self, block: &[u8]) -> Result<(), String> {
         let (position, _) = block.split_first_chunk::<8>().ok_or("a short block")?;
-        (self.last, self.base) = (u64::from_le_bytes(*position), true);
+        self.0 = u64::from_le_bytes(*position);
         Ok(())
     }
 
     fn record(&mut self, position: LogPosition, record: &[u8]) -> Result<(), String> {
-        if self.last != 0 && position.0 != self.last + 1 {
-            return Err(format!("{position} after {}", self.last));
+        if self.0 != 0 && position.0 != self.0 + 1 {
+            return Err(format!("{position} after {}", self.0));
         }
         if record[..8] != position.0.to_le_bytes() {
             return Err("another record".to_owned());
         }
-        self.last = position.0;
+        self.0 = position.0;
         Ok(())
     }
 }
@@ -38,8 +34,7 @@ impl Sink for Numbers {
 #[test]
 fn reader_beside_a_writer_sees_a_correct_prefix() {
     let place = tempfile::tempdir().expect("a directory");
-    let disk: Arc<dyn Disk> = Arc::new(Directory::open(place.path()).expect("free"));
-    let (log, _) = Log::open(disk, small(), 0, &mut Records::default()).expect("opens");
+    let (log, _) = open_directory(place.path(), small());
     let done = AtomicBool::new(false);
     let reader = Directory::read_only(place.path()).expect("there");
     std::thread::scope(|scope| {
@@ -64,11 +59,7 @@ fn reader_beside_a_writer_sees_a_correct_prefix() {
         let (mut read_whole, mut moved, mut seen) = (0, 0, 0);
         loop {
             let last_time = done.load(Ordering::Acquire);
-            let mut numbers = Numbers {
-                last: 0,
-                base: false,
-            };
-            match read(&reader, Base::Newest, LogPosition::END, &mut numbers) {
+            match read(&reader, Base::Newest, LogPosition::END, &mut Numbers(0)) {
                 Ok(range) => {
                     assert!(range.end.0 >= seen, "a later look sees no less: {range:?}");
                     seen = range.end.0;

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use super::*;
-use crate::{Callbacks, Directory, Durability, WriteAheadLog};
+use crate::{Callbacks, Durability, WriteAheadLog};
 
 /// The state that the store and the clients of a test share.
 #[derive(Default)]
@@ -15,6 +15,8 @@ struct Shared {
     failed: AtomicU64,
     list: Mutex<Vec<Vec<u8>>>,
     backwards: AtomicBool,
+    /// True while the store has no state yet.
+    is_starting: AtomicBool,
 }
 
 impl Shared {
@@ -30,7 +32,12 @@ impl Shared {
 struct Live(Arc<Shared>, usize);
 
 impl Source for Live {
+    fn ready(&self) -> bool {
+        !self.0.is_starting.load(Ordering::Acquire)
+    }
+
     fn begin(&mut self) {
+        assert!(self.ready(), "blocks are requested only after ready");
         self.1 = 0;
     }
 
@@ -67,11 +74,12 @@ fn start(log: Log) -> (WriteAheadLog, Arc<Shared>) {
     )
 }
 
-fn real(path: &std::path::Path, options: Options) -> (Log, Vec<Vec<u8>>) {
-    let mut records = Records::default();
-    let disk: Arc<dyn Disk> = Arc::new(Directory::open(path).expect("free"));
-    let (log, _) = Log::open(disk, options, 1, &mut records).expect("opens");
-    (log, records.list())
+/// For logs whose source has no blocks.
+fn without_snapshots() -> Options {
+    Options {
+        snapshot_min_bytes: u64::MAX,
+        ..small()
+    }
 }
 
 /// Appends under the lock of the store, as a store does, and waits for the release.
@@ -122,7 +130,7 @@ fn clients_snapshots_and_close_on_a_real_directory() {
             commit_delay: Duration::from_millis(delay),
             ..small()
         };
-        let (log, _) = real(place.path(), options.clone());
+        let (log, _) = open_directory(place.path(), options.clone());
         let (wal, shared) = start(log);
         clients(&wal, &shared, 8, 150);
         let disk = Directory::read_only(place.path()).expect("there");
@@ -145,15 +153,15 @@ fn clients_snapshots_and_close_on_a_real_directory() {
         assert!((1..=2).contains(&kept), "{kept}");
         // The lock is released with the log.
         drop(wal);
-        let (_, found) = real(place.path(), options);
-        assert!(found == list);
+        let (_, found) = open_directory(place.path(), options);
+        assert!(found.list() == list);
     }
 }
 
 /// The process ends without a close. Released records must survive.
 #[test]
 fn released_records_survive_without_a_close() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let (wal, shared) = start(log);
     clients(&wal, &shared, 4, 100);
     let released = wal.released().0;
@@ -166,7 +174,7 @@ fn released_records_survive_without_a_close() {
 
 #[test]
 fn fault_is_reported_once_and_blocks_no_thread() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let (wal, shared) = start(log);
     clients(&wal, &shared, 2, 20);
     disk.fail_sync_in(Some(0));
@@ -190,13 +198,12 @@ fn fault_is_reported_once_and_blocks_no_thread() {
 
 #[test]
 fn close_does_not_wait_for_an_automatic_snapshot() {
-    let disk = Simulation::new(1);
     let options = Options {
         snapshot_min_bytes: 20_000,
         snapshot_bytes_per_second: 1 << 26,
         ..small()
     };
-    let (log, ..) = open(&disk, options.clone()).expect("opens");
+    let (disk, log) = new_log(options.clone());
     let (wal, shared) = start(log);
     while snapshots(&disk).is_empty() {
         clients(&wal, &shared, 2, 50);
@@ -205,14 +212,11 @@ fn close_does_not_wait_for_an_automatic_snapshot() {
     let list = shared.list.lock().expect("no panic").clone();
     // At the slowest rate, this snapshot would take minutes.
     let disk = disk.kill();
-    let (log, _, records) = open(
-        &disk,
-        Options {
-            snapshot_bytes_per_second: 1,
-            ..options
-        },
-    )
-    .expect("opens");
+    let slow = Options {
+        snapshot_bytes_per_second: 1,
+        ..options
+    };
+    let (log, _, records) = open(&disk, slow).expect("opens");
     assert!(records.list() == list);
     let (wal, shared) = start(log);
     let large = std::iter::repeat_n(vec![0; 1 << 20], 64);
@@ -232,40 +236,23 @@ fn close_does_not_wait_for_an_automatic_snapshot() {
     assert!(snapshots(&disk).len() <= before);
 }
 
-/// A source that has no state yet.
-struct Later(Arc<AtomicBool>, Live);
-
-impl Source for Later {
-    fn ready(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-
-    fn begin(&mut self) {
-        assert!(self.ready(), "blocks are requested only after ready");
-        self.1.begin();
-    }
-
-    fn next(&mut self, into: &mut Vec<u8>) -> Result<bool, String> {
-        self.1.next(into)
-    }
-}
-
 #[test]
 fn due_snapshot_waits_until_the_source_is_ready() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let list = vec![vec![1; 20_000]];
     commit(&log, &list[0]);
     assert!(log.snapshot_due());
-    let (ready, asked) = (Arc::new(AtomicBool::new(false)), Arc::default());
     let shared = Arc::new(Shared {
         list: Mutex::new(list),
+        is_starting: AtomicBool::new(true),
         ..Shared::default()
     });
-    let looks = Arc::<AtomicU64>::clone(&asked);
+    let asked = Arc::<AtomicU64>::default();
+    let looks = Arc::clone(&asked);
     let callbacks = Callbacks {
         released: Box::new(|_| {}),
         failed: Box::new(|_| {}),
-        source: Box::new(Later(Arc::clone(&ready), Live(shared, 0))),
+        source: Box::new(Live(Arc::clone(&shared), 0)),
         // Called in each round of upkeep.
         now_ms: Box::new(move || looks.fetch_add(1, Ordering::Relaxed)),
     };
@@ -274,7 +261,7 @@ fn due_snapshot_waits_until_the_source_is_ready() {
         std::thread::yield_now();
     }
     assert!(snapshots(&disk).is_empty());
-    ready.store(true, Ordering::Release);
+    shared.is_starting.store(false, Ordering::Release);
     while snapshots(&disk).is_empty() {
         assert!(
             asked.load(Ordering::Relaxed) < 20,
@@ -289,13 +276,10 @@ fn due_snapshot_waits_until_the_source_is_ready() {
 /// once.
 #[test]
 fn urgent_group_at_segment_end_does_not_wait_for_interval() {
-    let disk = Simulation::new(1);
-    let options = Options {
+    let (disk, log) = new_log(Options {
         durability: Durability::Interval(Duration::from_secs(3600)),
-        snapshot_min_bytes: u64::MAX,
-        ..small()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+        ..without_snapshots()
+    });
     let (wal, shared) = start(log);
     // Everything is written when there is room again. Each of the large groups needs its own
     // segment.
@@ -319,7 +303,7 @@ fn urgent_group_at_segment_end_does_not_wait_for_interval() {
 /// The system refuses the third thread.
 #[test]
 fn partly_started_log_ends() {
-    let (disk, log) = new_log();
+    let (disk, log) = new_log(small());
     let wal = WriteAheadLog::begin(log, Box::new(|_| {}), Box::new(|_| {})).expect("threads");
     wal.append(&[b"one"]).expect("small");
     let (end, ended) = std::sync::mpsc::channel();
@@ -335,7 +319,7 @@ fn partly_started_log_ends() {
 
 #[test]
 fn panic_of_a_thread_is_reported_as_failure() {
-    let (_, log) = new_log();
+    let (_, log) = new_log(small());
     let (tell, notified) = std::sync::mpsc::sync_channel(2);
     let callbacks = Callbacks {
         released: Box::new(|position| panic!("a listener that fails at {position}")),
@@ -359,14 +343,10 @@ fn panic_of_a_thread_is_reported_as_failure() {
 /// Appends happen under locks that readers need.
 #[test]
 fn appends_to_a_full_disk_do_not_wait() {
-    let disk = Simulation::new(1);
-    let options = Options {
+    let (disk, log) = new_log(Options {
         segment_bytes: 1 << 20,
-        // The source has no blocks.
-        snapshot_min_bytes: u64::MAX,
-        ..small()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+        ..without_snapshots()
+    });
     let (wal, _) = start(log);
     disk.limit_bytes(Some(disk.used_bytes()));
     assert!(!wal.is_behind());
@@ -383,12 +363,7 @@ fn appends_to_a_full_disk_do_not_wait() {
 
 #[test]
 fn close_on_a_full_disk_returns() {
-    let disk = Simulation::new(1);
-    let options = Options {
-        snapshot_min_bytes: u64::MAX,
-        ..small()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+    let (disk, log) = new_log(without_snapshots());
     let (wal, _) = start(log);
     disk.limit_bytes(Some(disk.used_bytes()));
     for _ in 0..40 {
@@ -401,12 +376,7 @@ fn close_on_a_full_disk_returns() {
 /// A listener that appends more than the buffer holds, on the thread that has to empty it.
 #[test]
 fn listener_may_append_more_than_the_buffer() {
-    let disk = Simulation::new(1);
-    let options = Options {
-        snapshot_min_bytes: u64::MAX,
-        ..small()
-    };
-    let (log, ..) = open(&disk, options).expect("opens");
+    let (_, log) = new_log(without_snapshots());
     let wal: Arc<std::sync::OnceLock<WriteAheadLog>> = Arc::default();
     let (appender, done) = (Arc::clone(&wal), Arc::new(AtomicBool::new(false)));
     let notified = Arc::clone(&done);

@@ -22,8 +22,7 @@ fn options() -> Options {
 /// Segments 1 and 2 hold the records 1 to 30, and segment 3 holds 31 to 40 in its first three
 /// blocks. A snapshot covers 1 to 32.
 fn written() -> (Simulation, Log, Vec<Vec<u8>>) {
-    let disk = Simulation::new(7);
-    let (log, ..) = open(&disk, options()).expect("opens");
+    let (disk, log) = new_log(options());
     let mut list = Vec::new();
     for number in 1..=40 {
         let record = vec![number; 1000];
@@ -178,31 +177,16 @@ fn forbidden_file_is_an_error_and_never_damage() {
     log.close().expect("no faults");
     let disk = disk.kill();
     disk.put("lost+found", b"");
-    let forbidding = |name: &str| {
-        let forbidden = name.to_owned();
-        Refusing {
-            disk: disk.clone(),
-            refuse: Box::new(move |operation, name| {
-                match operation == "read" && name == forbidden {
-                    true => Err(io::ErrorKind::PermissionDenied.into()),
-                    false => Ok(()),
-                }
-            }),
-        }
-    };
     let snapshot = files::snapshot(32);
     let segment = files::segment(3);
     for name in [&*snapshot, &*segment, files::NEWEST, files::CLOSED] {
-        let disk = forbidding(name);
+        let disk = disk.fork();
+        disk.forbid(name);
         let inspected = inspect(&disk).map(drop);
-        let read = read(
-            &disk,
-            Base::Newest,
-            LogPosition::END,
-            &mut Records::default(),
-        )
-        .map(drop);
-        let opened = Log::open(Arc::new(disk), options(), 2, &mut Records::default()).map(drop);
+        let mut records = Records::default();
+        let read = read(&disk, Base::Newest, LogPosition::END, &mut records).map(drop);
+        let opened = open(&disk, options()).map(drop);
+        assert!(disk.content(&snapshot).is_some(), "it was put aside");
         for result in [inspected, read, opened] {
             assert!(
                 matches!(&result, Err(Error::Io { file, source, .. })
@@ -211,9 +195,9 @@ fn forbidden_file_is_an_error_and_never_damage() {
             );
         }
     }
-    assert!(disk.content(&snapshot).is_some(), "it was put aside");
     // Nothing of the log is in a file of another name.
-    let report = inspect(&forbidding("lost+found")).expect("a directory");
+    disk.forbid("lost+found");
+    let report = inspect(&disk).expect("a directory");
     assert!(report.opening.is_ok());
     let other = report.files.iter().find(|file| file.name == "lost+found");
     assert_eq!(other.expect("listed").verdict, Verdict::Foreign);

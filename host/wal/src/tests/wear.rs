@@ -15,14 +15,13 @@ const RECORD_BYTES: usize = 228;
 const FRAME_BYTES: usize = frame::HEADER_BYTES + 4 + RECORD_BYTES;
 
 /// A log with spare segments, after its first upkeep.
-fn prepared(disk: &Simulation, durability: Durability) -> Log {
-    let options = Options {
+fn prepared(durability: Durability) -> (Simulation, Log) {
+    let (disk, log) = new_log(Options {
         durability,
         ..Options::default()
-    };
-    let (log, _, _) = open(disk, options).expect("an empty disk");
+    });
     log.maintain(1).expect("room");
-    log
+    (disk, log)
 }
 
 fn append(log: &Log) {
@@ -43,8 +42,7 @@ fn cost(disk: &Simulation, act: impl FnOnce()) -> Written {
 #[test]
 fn flush_of_a_small_record_writes_its_own_blocks_only() {
     const COMMITS: usize = 2000;
-    let disk = Simulation::new(1);
-    let log = prepared(&disk, Durability::Always);
+    let (disk, log) = prepared(Durability::Always);
     let mut total = 0;
     for n in 0..COMMITS {
         let cost = cost(&disk, || {
@@ -74,8 +72,7 @@ fn flush_of_a_small_record_writes_its_own_blocks_only() {
 #[test]
 fn records_of_an_interval_share_their_blocks() {
     const RECORDS: usize = 100;
-    let disk = Simulation::new(2);
-    let log = prepared(&disk, Durability::Interval(Duration::from_secs(1)));
+    let (disk, log) = prepared(Durability::Interval(Duration::from_secs(1)));
     let cost = cost(&disk, || {
         for _ in 0..RECORDS {
             append(&log);
@@ -97,8 +94,7 @@ fn records_of_an_interval_share_their_blocks() {
 /// A change of segment recycles a spare: its header, its entry in `newest`, and no content.
 #[test]
 fn change_of_segment_costs_a_few_blocks() {
-    let disk = Simulation::new(3);
-    let log = prepared(&disk, Durability::Always);
+    let (disk, log) = prepared(Durability::Always);
     let room = Options::default().segment_bytes as usize - HEADER_BYTES - frame::HEADER_BYTES;
     for _ in 0..room / (4 + RECORD_BYTES) {
         append(&log);
@@ -117,8 +113,7 @@ fn change_of_segment_costs_a_few_blocks() {
 #[test]
 fn torn_rewrite_of_a_shared_block_keeps_acknowledged_frames() {
     const RECORDS: u64 = 16;
-    let disk = Simulation::new(4);
-    let (log, _, _) = open(&disk, small()).expect("an empty disk");
+    let (disk, log) = new_log(small());
     let name = files::segment(1);
     let segment = |disk: &Simulation| disk.content(&name).expect("the first segment");
     let mut offset = HEADER_BYTES;
