@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -143,7 +144,8 @@ pub(crate) fn run_job<P: Protocol>(
         threads: 1,
         pid: Some(pid),
     };
-    let outcome = put_on(&plan, |role, n| client(catalogue.clone(), role, n), |_| {});
+    let client = |role, n| client(catalogue.clone(), role, n);
+    let outcome = put_on(&plan, client, |_| ControlFlow::Continue(()));
     let outcome = outcome.map_err(|error| error.to_string())?;
     let errors: Vec<String> = outcome
         .tally

@@ -76,6 +76,15 @@ pub enum VdelResult {
     Missing,
 }
 
+/// The response to [`Client::invoke`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Response {
+    /// The value in the payload.
+    pub value: RespValue,
+    /// The version property, if the response has one.
+    pub version: Option<Version>,
+}
+
 /// A connection to a state store. Clones share it; dropping the last one closes it.
 #[derive(Debug, Clone)]
 pub struct Client {
@@ -108,10 +117,8 @@ impl Client {
         let (ready, connected) = oneshot::channel();
         let link = options.link(&client_id)?;
         let address = link.place.address();
-        let times = (
-            options.timeout,
-            options.watch_refresh.max(limits::WATCH_REFRESH_MIN),
-        );
+        let refresh = options.watch_refresh.max(limits::WATCH_REFRESH_MIN);
+        let times = (options.timeout, refresh);
         let session = Arc::new(Session::new(client_id, address, times, ready));
         let task = tokio::spawn(statehouse_link::run(Arc::clone(&session), link));
         let client = Self {
@@ -291,6 +298,42 @@ impl Client {
         }
     }
 
+    /// Sends any command, such as one that a policy of the store adds.
+    ///
+    /// ```no_run
+    /// # async fn example(client: statehouse_client::Client) -> Result<(), statehouse_client::Error> {
+    /// let counted = client.invoke(["INCR", "visits"], None).await?;
+    /// println!("{:?}", counted.value);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for an error response, [`Error::Protocol`] for a payload that is not one
+    /// value of RESP3; otherwise see [`Error`].
+    pub async fn invoke(
+        &self,
+        arguments: impl IntoIterator<Item = impl AsRef<[u8]>>,
+        fencing_token: Option<&Version>,
+    ) -> Result<Response, Error> {
+        let arguments: Vec<_> = arguments.into_iter().collect();
+        let arguments: Vec<&[u8]> = arguments.iter().map(AsRef::as_ref).collect();
+        if arguments.is_empty() {
+            return Err(Error::Invalid("a command has at least one word".into()));
+        }
+        let answer = self.request(&arguments, fencing_token).await?;
+        match resp::parse(&answer.payload) {
+            Ok(RespValue::Error(text)) => Err(Error::Refused(
+                text.strip_prefix("ERR ").unwrap_or(&text).to_owned(),
+            )),
+            Ok(value) => Ok(Response {
+                value,
+                version: answer.version,
+            }),
+            Err(malformed) => Err(Error::Protocol(malformed.0.into())),
+        }
+    }
+
     /// SCAN: returns the keys that match a glob of `*`, `?`, `[a-z]`, `[!a-z]` and `\` escapes,
     /// page by page. No request is sent before the first call of [`Scan::next_page`].
     #[must_use]
@@ -395,14 +438,6 @@ impl Client {
                 key.bytes().len()
             )));
         }
-        self.begin_watch(watched, from).await
-    }
-
-    async fn begin_watch(
-        &self,
-        watched: Vec<Watched>,
-        from: Option<&Version>,
-    ) -> Result<Watch, Error> {
         if let Some(why) = &self.session().state().notifications_refused {
             return Err(Error::Rejected(why.clone()));
         }
@@ -458,7 +493,6 @@ impl Answer {
         }
     }
 
-    /// Whether a watch is registered.
     pub(crate) fn registered(&self) -> Result<Registered, Error> {
         match self.reply()? {
             RespValue::Simple(text) if text == "OK" => Ok(Registered::Begun(self.version.clone())),
@@ -467,7 +501,6 @@ impl Answer {
         }
     }
 
-    /// The version property.
     pub(crate) fn version(&self) -> Result<Version, Error> {
         self.version
             .clone()
@@ -519,7 +552,5 @@ mod tests {
                 "{registered:?}"
             );
         }
-        let refused = answer(b"-ERR a\x1b[2Jb\r\n").reply();
-        assert_eq!(refused, Err(Error::Refused("a\u{fffd}[2Jb".into())));
     }
 }

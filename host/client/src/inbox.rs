@@ -50,7 +50,6 @@ struct Queue {
 }
 
 impl Inbox {
-    /// The inbox of a watch of these keys and prefixes.
     pub(crate) fn new(watched: Vec<Watched>) -> Self {
         Self {
             watched,
@@ -58,7 +57,6 @@ impl Inbox {
         }
     }
 
-    /// The keys and prefixes of the watch.
     pub(crate) fn watched(&self) -> &[Watched] {
         &self.watched
     }

@@ -159,10 +159,18 @@ impl Lock {
     /// When the lease expires unless it is renewed. After that, this returns the current time.
     ///
     /// tokio's clock stands still while the machine is suspended, and the lease does not. So the
-    /// result is only valid until a suspension: do not store it, and sleep for short times.
+    /// result is only valid until a suspension: do not store it, and sleep for short times. To
+    /// renew in time, wait for [`Lock::renewal_due`].
     #[must_use]
     pub fn held_until(&self) -> Instant {
         self.held_until.instant()
+    }
+
+    /// Waits until a third of the remaining time of the lease has passed, which is when to renew
+    /// it. Time during which the machine was suspended counts.
+    pub async fn renewal_due(&self) {
+        let left = self.held_until.left();
+        Moment::now().later(left / 3).passed().await;
     }
 
     /// Renews the lease. Returns false if the lock is lost: another client holds it, or the lease

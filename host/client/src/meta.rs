@@ -41,14 +41,7 @@ impl Client {
 /// Reads pairs of names and values. Names that this client does not know are ignored.
 fn read(items: &[RespValue], version: Version) -> Result<Meta, Error> {
     let malformed = || unexpected("META");
-    let mut meta = Meta {
-        bytes: 0,
-        version,
-        expires_ms: None,
-        ttl: None,
-        fence: None,
-    };
-    let mut has_bytes = false;
+    let (mut bytes, mut expires_ms, mut ttl, mut fence) = (None, None, None, None);
     for pair in items.chunks(2) {
         let [RespValue::Bulk(name), RespValue::Bulk(value)] = pair else {
             return Err(malformed());
@@ -56,14 +49,20 @@ fn read(items: &[RespValue], version: Version) -> Result<Meta, Error> {
         let text = std::str::from_utf8(value).map_err(|_| malformed())?;
         let number = || text.parse::<u64>().map_err(|_| malformed());
         match &name[..] {
-            b"bytes" => (meta.bytes, has_bytes) = (number()?, true),
-            b"expires" => meta.expires_ms = Some(number()?),
-            b"ttl" => meta.ttl = Some(Duration::from_millis(number()?)),
-            b"fence" => meta.fence = Some(text.parse().map_err(|_| malformed())?),
+            b"bytes" => bytes = Some(number()?),
+            b"expires" => expires_ms = Some(number()?),
+            b"ttl" => ttl = Some(Duration::from_millis(number()?)),
+            b"fence" => fence = Some(text.parse::<Version>().map_err(|_| malformed())?),
             _ => {}
         }
     }
-    has_bytes.then_some(meta).ok_or_else(malformed)
+    Ok(Meta {
+        bytes: bytes.ok_or_else(malformed)?,
+        version,
+        expires_ms,
+        ttl,
+        fence,
+    })
 }
 
 #[cfg(test)]

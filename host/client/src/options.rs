@@ -115,7 +115,6 @@ impl Options {
         Ok(id.clone())
     }
 
-    /// The configuration of the link.
     pub(crate) fn link(&self, client_id: &str) -> Result<statehouse_link::Options, Error> {
         // Other text would become a part of the port or host in the URL of the WebSocket.
         let path = self.websocket.as_deref().unwrap_or_default();

@@ -195,15 +195,10 @@ impl Session {
         })
     }
 
-    /// The error for a request without a response.
     fn no_response(&self) -> Error {
-        match &self.state().connection {
-            Connection::Up => Error::Timeout(self.timeout),
-            Connection::Down(error) | Connection::Closed(error) => error.clone(),
-        }
+        self.disconnected().unwrap_or(Error::Timeout(self.timeout))
     }
 
-    /// Why there is no connection.
     pub(crate) fn disconnected(&self) -> Option<Error> {
         match &self.state().connection {
             Connection::Down(error) | Connection::Closed(error) => Some(error.clone()),
@@ -211,8 +206,15 @@ impl Session {
         }
     }
 
-    /// Notes why there is no connection, and that further attempts follow.
-    fn down(&self, error: fn(String) -> Error, why: &str) {
+    /// Notes why there is no connection. Returns whether further attempts follow. If no connection
+    /// was established yet, `connect` fails with the error `first`, and its caller decides whether
+    /// to retry.
+    fn down(&self, first: Error, error: fn(String) -> Error, why: &str) -> bool {
+        let is_first = self.state().ready.is_some();
+        if is_first {
+            self.close(first);
+            return false;
+        }
         let mut state = self.state();
         // Registrations end with their connection (section 8).
         state.unsent_stops.clear();
@@ -220,6 +222,7 @@ impl Session {
             let why = format!("the connection to {} is lost: {why}", self.address);
             state.connection = Connection::Down(error(why));
         }
+        true
     }
 
     fn properties(&self, number: u64, timestamp: String) -> PublishProperties {
@@ -264,22 +267,15 @@ impl Session {
         let Some(request) = state.outlet.remove(number) else {
             return;
         };
-        let answer = version(properties).and_then(|version| {
-            status(properties)?;
-            Ok(Answer {
-                payload: publish.payload.clone(),
-                version,
-            })
-        });
-        if let Ok(Answer {
-            version: Some(version),
-            ..
-        }) = &answer
-        {
+        let version = version(properties).and_then(|it| status(properties).map(|()| it));
+        if let Ok(Some(version)) = &version {
             state.clock.observe(version, now_ms());
         }
         drop(state);
-        request.finish(answer);
+        request.finish(version.map(|version| Answer {
+            payload: publish.payload.clone(),
+            version,
+        }));
     }
 
     fn notification(&self, key: &[u8], publish: &Publish) {
@@ -422,30 +418,17 @@ impl Owner for Session {
     }
 
     fn lost(&self, why: &str) -> bool {
-        let is_first = self.state().ready.is_some();
-        if is_first {
-            // No connection was established yet, so the caller decides whether to retry.
-            let why = format!("cannot reach a state store at {}: {why}", self.address);
-            self.close(Error::Transport(why));
-            return false;
-        }
-        self.down(Error::Transport, why);
-        true
+        let first = format!("cannot reach a state store at {}: {why}", self.address);
+        self.down(Error::Transport(first), Error::Transport, why)
     }
 
     fn refused(&self, why: &str, passes: bool) -> bool {
-        let is_first = self.state().ready.is_some();
-        if is_first {
-            let why = format!("no connection to {}: {why}", self.address);
-            self.close(Error::Denied(why));
-            return false;
-        }
+        let first = format!("no connection to {}: {why}", self.address);
         let error = match passes {
             true => Error::Transport,
             false => Error::Denied,
         };
-        self.down(error, why);
-        true
+        self.down(Error::Denied(first), error, why)
     }
 
     fn hopeless(&self, message: Request, why: &str) {

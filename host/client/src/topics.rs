@@ -2,7 +2,6 @@
 
 use data_encoding::HEXUPPER;
 
-/// The topic of requests.
 pub(crate) const REQUEST: &str =
     "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
 

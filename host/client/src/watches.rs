@@ -17,7 +17,7 @@ pub(crate) struct Watches {
 }
 
 impl Watches {
-    pub(crate) fn like(&self, watched: &Watched) -> &HashMap<Bytes, Vec<Arc<Inbox>>> {
+    fn like(&self, watched: &Watched) -> &HashMap<Bytes, Vec<Arc<Inbox>>> {
         match watched {
             Watched::Key(_) => &self.keys,
             Watched::Prefix(_) => &self.prefixes,
@@ -35,12 +35,6 @@ impl Watches {
         self.like(watched).contains_key(watched.bytes())
     }
 
-    /// The readers of one watch.
-    pub(crate) fn readers(&self, watched: &Watched) -> impl Iterator<Item = &Arc<Inbox>> {
-        let readers = self.like(watched).get(watched.bytes());
-        readers.into_iter().flatten()
-    }
-
     /// The readers of a change of this key.
     pub(crate) fn of<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = &'a Arc<Inbox>> {
         let exact = self.keys.get(key).into_iter();
@@ -52,7 +46,8 @@ impl Watches {
     /// Whether this is a reader of its keys and prefixes.
     pub(crate) fn has(&self, inbox: &Arc<Inbox>) -> bool {
         let watched = inbox.watched().first();
-        watched.is_some_and(|it| self.readers(it).any(|other| Arc::ptr_eq(other, inbox)))
+        let readers = watched.and_then(|it| self.like(it).get(it.bytes()));
+        readers.is_some_and(|it| it.iter().any(|other| Arc::ptr_eq(other, inbox)))
     }
 
     /// All readers, once for each of their keys and prefixes.

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Broker, GET, Greeting, VERSION, assert_served, connect, connected};
+use common::{Broker, GET, Greeting, Peer, VERSION, assert_served, connect, connected};
 use statehouse_client::{
     Client, Condition, Error, LockOptions, SetOptions, SetResult, VdelResult, Version, WatchEvent,
 };
@@ -339,36 +339,35 @@ async fn lock_waits_for_its_holder() {
     tokio::join!(store, caller);
 }
 
+/// A store that answers each SET with this response after this delay, and all else with OK.
+async fn serve_locks(peer: &mut Peer, answer: &[u8], delay: Duration) {
+    loop {
+        let request = peer.request().await;
+        let is_set = request.payload.starts_with(b"*6\r\n$3\r\nSET");
+        if is_set {
+            tokio::time::sleep(delay).await;
+        }
+        let answer = if is_set { answer } else { b"+OK\r\n" };
+        peer.answer(&request, answer, Some(VERSION)).await;
+    }
+}
+
 #[tokio::test]
 async fn lock_wait_times_out() {
     let (_broker, mut peer, client) = connected().await;
-    let store = async {
-        loop {
-            let request = peer.request().await;
-            let held = request.payload.starts_with(b"*6\r\n$3\r\nSET");
-            let answer: &[u8] = if held { b":-1\r\n" } else { b"+OK\r\n" };
-            peer.answer(&request, answer, Some(VERSION)).await;
-        }
-    };
     let options = LockOptions {
         wait: Some(Duration::from_millis(300)),
         ..LockOptions::default()
     };
     tokio::select! {
         lock = client.lock("lock", options) => assert!(lock.unwrap().is_none()),
-        () = store => {}
+        () = serve_locks(&mut peer, b":-1\r\n", Duration::ZERO) => {}
     }
 }
 
 #[tokio::test]
 async fn late_renewal_loses_the_lock() {
     let (_broker, mut peer, client) = connected().await;
-    let store = async {
-        loop {
-            let request = peer.request().await;
-            peer.answer(&request, b"+OK\r\n", Some(VERSION)).await;
-        }
-    };
     let caller = async {
         let options = LockOptions {
             lease: Duration::from_millis(50),
@@ -380,7 +379,7 @@ async fn late_renewal_loses_the_lock() {
     };
     tokio::select! {
         () = caller => {}
-        () = store => {}
+        () = serve_locks(&mut peer, b"+OK\r\n", Duration::ZERO) => {}
     }
 }
 
@@ -417,15 +416,6 @@ async fn lock_with_a_late_response_is_retried() {
 async fn lock_with_only_late_responses_is_not_acquired() {
     let (_broker, mut peer, client) = connected().await;
     let lease = Duration::from_millis(100);
-    let store = async {
-        loop {
-            let request = peer.request().await;
-            if request.payload.starts_with(b"*6\r\n$3\r\nSET") {
-                tokio::time::sleep(lease).await;
-            }
-            peer.answer(&request, b"+OK\r\n", Some(VERSION)).await;
-        }
-    };
     let options = LockOptions {
         lease,
         wait: Some(5 * lease),
@@ -433,6 +423,6 @@ async fn lock_with_only_late_responses_is_not_acquired() {
     };
     tokio::select! {
         lock = client.lock("lock", options) => assert!(lock.unwrap().is_none()),
-        () = store => {}
+        () = serve_locks(&mut peer, b"+OK\r\n", lease) => {}
     }
 }

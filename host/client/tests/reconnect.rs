@@ -280,15 +280,18 @@ async fn watches_dropped_at_once_are_all_unregistered() {
     peer.serve(&stop(last), b"+OK\r\n", None).await;
 }
 
-/// The second registration was pending when the connection was lost, so it is resent.
-#[tokio::test]
-async fn watch_dropped_while_disconnected_ends_its_new_registration() {
-    let (broker, mut peer, client) = connected().await;
-    let watch = watch(&mut peer, &client).await;
-    drop(peer);
-    let mut peer = broker.accept(Greeting::resumed()).await;
+/// The connection is lost while the request `pending` waits for its response. It is resent, and its
+/// response with this version registers the watch. The watch was dropped meanwhile, so the client
+/// must end the registration.
+async fn drop_while_pending(
+    broker: &Broker,
+    mut peer: Peer,
+    client: &Client,
+    watch: Watch,
+    (pending, version): (Vec<u8>, Option<&str>),
+) {
     let first = peer.request().await;
-    assert_eq!(first.payload, keynotify("k"));
+    assert_eq!(first.payload, pending);
     drop(peer);
     let mut peer = broker.accept_connect().await;
     drop(watch);
@@ -296,31 +299,30 @@ async fn watch_dropped_while_disconnected_ends_its_new_registration() {
     let again = peer.request().await;
     assert_eq!(again.correlation(), first.correlation());
     peer.grant().await;
-    peer.answer(&again, b"+OK\r\n", None).await;
+    peer.answer(&again, b"+OK\r\n", version).await;
     peer.serve(&stop("k"), b"+OK\r\n", None).await;
-    assert_served(&mut peer, &client).await;
+    assert_served(&mut peer, client).await;
 }
 
-/// The periodic request of an idle watch was pending when the connection was lost, so it is resent
-/// and registers the watch.
+#[tokio::test]
+async fn watch_dropped_while_disconnected_ends_its_new_registration() {
+    let (broker, mut peer, client) = connected().await;
+    let watch = watch(&mut peer, &client).await;
+    drop(peer);
+    let peer = broker.accept(Greeting::resumed()).await;
+    let pending = (keynotify("k"), None);
+    drop_while_pending(&broker, peer, &client, watch, pending).await;
+}
+
+/// The pending request is the periodic one of an idle watch.
 #[tokio::test]
 async fn watch_dropped_during_its_refresh_is_unregistered() {
     let (broker, mut options) = Broker::start().await;
     options.watch_refresh = Duration::from_millis(10);
     let (mut peer, client) = connect(&broker, options).await;
     let watch = resumable_watch(&mut peer, &client).await;
-    let refresh = peer.request().await;
-    assert_eq!(refresh.payload, keynotify_from("k"));
-    drop(peer);
-    let mut peer = broker.accept_connect().await;
-    drop(watch);
-    peer.mqtt.greet(&Greeting::resumed()).await;
-    let again = peer.request().await;
-    assert_eq!(again.correlation(), refresh.correlation());
-    peer.grant().await;
-    peer.answer(&again, b"+OK\r\n", Some(VERSION)).await;
-    peer.serve(&stop("k"), b"+OK\r\n", None).await;
-    assert_served(&mut peer, &client).await;
+    let pending = (keynotify_from("k"), Some(VERSION));
+    drop_while_pending(&broker, peer, &client, watch, pending).await;
 }
 
 /// The store has lost its state, or is another one: its versions begin below the earlier ones.

@@ -24,15 +24,18 @@ const FAULTS_PER_KILL: u64 = 10;
 /// A change: the key, and its value unless it was deleted.
 type Change = (String, Option<String>);
 
-async fn connect(address: SocketAddr, id: &str) -> Client {
-    let options = Options {
+fn options(address: SocketAddr, id: &str) -> Options {
+    Options {
         host: address.ip().to_string(),
         port: address.port(),
         client_id: Some(id.into()),
         timeout: PATIENCE,
         ..Options::default()
-    };
-    Client::connect(options).await.unwrap()
+    }
+}
+
+async fn connect(address: SocketAddr, id: &str) -> Client {
+    Client::connect(options(address, id)).await.unwrap()
 }
 
 /// Writes keys of both prefixes until it is stopped, and then a last key. Returns the changes under
@@ -92,7 +95,6 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// All keys under `p/`.
 fn prefix() -> Vec<Watched> {
     vec![Watched::Prefix("p/".into())]
 }
@@ -179,11 +181,8 @@ async fn version_that_the_store_cannot_continue_is_refused() {
     let server = Server::start();
     let client = connect(server.address(), "client").await;
     let set = client.set("k", "v", SetOptions::default()).await.unwrap();
-    let later = format!(
-        "{}:0:StateStore",
-        set.version.unwrap().wall_ms() + 100_000_000
-    );
-    let later: Version = later.parse().unwrap();
+    let later_ms = set.version.unwrap().wall_ms() + 100_000_000;
+    let later: Version = format!("{later_ms}:0:StateStore").parse().unwrap();
     let refused = client.watch_from("k", &later).await.unwrap_err();
     assert!(matches!(refused, Error::Refused(text) if text.contains("later than the last change")));
 }
@@ -218,13 +217,9 @@ async fn watch_without_changes_is_resumed_without_a_gap() {
     for (refresh, is_resumed) in [(Duration::from_millis(50), true), (PATIENCE, false)] {
         let server = Server::start();
         let proxy = Proxy::start(server.address());
-        let watcher = Client::connect(Options {
-            host: proxy.address().ip().to_string(),
-            port: proxy.address().port(),
-            watch_refresh: refresh,
-            ..Options::default()
-        });
-        let watcher = watcher.await.unwrap();
+        let mut options = options(proxy.address(), "watcher");
+        options.watch_refresh = refresh;
+        let watcher = Client::connect(options).await.unwrap();
         let mut watch = watcher.watch_prefix("p/").await.unwrap();
         change_other_keys(server.address()).await;
         tokio::time::sleep(Duration::from_millis(500)).await;

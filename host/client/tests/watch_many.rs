@@ -19,7 +19,6 @@ const MORE: &[u8] = b"+MORE\r\n";
 /// Bytes of a value. A watch that buffers 500 of them has room for a page, and with 600 none.
 const VALUE_BYTES: usize = 7 << 10;
 
-/// The text of a version with this counter.
 fn version(counter: u32) -> String {
     format!("000000000000001:{counter:05}:n")
 }
@@ -34,10 +33,28 @@ fn prefixes() -> [Watched; 2] {
     [Watched::Prefix("a".into()), Watched::Prefix("b".into())]
 }
 
+fn zero() -> Version {
+    version(0).parse().unwrap()
+}
+
 /// Watches both prefixes from the version with the counter 0.
 async fn watch(client: &Client) -> Watch {
-    let zero: Version = version(0).parse().unwrap();
-    client.watch_many(prefixes(), Some(&zero)).await.unwrap()
+    client.watch_many(prefixes(), Some(&zero())).await.unwrap()
+}
+
+/// Watches a prefix from the version with the counter 0. The store sends changes, and then the
+/// response.
+async fn watch_prefix(
+    client: &Client,
+    peer: &mut Peer,
+    prefix: &str,
+    changes: &[(&str, u32)],
+    answer: (&[u8], u32),
+) -> Watch {
+    let zero = zero();
+    let store = serve(peer, (prefix, 0), changes, answer);
+    let (watch, ()) = tokio::join!(client.watch_prefix_from(prefix, &zero), store);
+    watch.unwrap()
 }
 
 /// Watches the key `k`, without a version.
@@ -53,7 +70,6 @@ fn set(value_bytes: usize) -> Vec<u8> {
     resp::array(&["NOTIFY", "SET", "VALUE", value.as_str()])
 }
 
-/// Sends the change with this counter.
 async fn notify(peer: &mut Peer, key: &str, counter: u32) {
     let version = version(counter);
     peer.notify(key.as_bytes(), &set(VALUE_BYTES), &version)
@@ -166,16 +182,11 @@ async fn changes_missed_by_a_reconnect_arrive_in_order() {
 #[tokio::test]
 async fn missed_changes_beyond_the_buffer_wait_for_the_reader() {
     let (_broker, mut peer, client) = connected().await;
-    let zero: Version = version(0).parse().unwrap();
-    let watched = [Watched::Prefix("a".into())];
     let page = |number: u32| -> Vec<(&'static str, u32)> {
         let counters = number * 100 + 1..=number * 100 + 100;
         counters.map(|counter| ("a", counter)).collect()
     };
-    let changes = page(0);
-    let first = serve(&mut peer, ("a", 0), &changes, (MORE, 100));
-    let (watch, ()) = tokio::join!(client.watch_many(watched, Some(&zero)), first);
-    let mut watch = watch.unwrap();
+    let mut watch = watch_prefix(&client, &mut peer, "a", &page(0), (MORE, 100)).await;
     let (full, is_full) = oneshot::channel();
     let store = async {
         let mut full = Some(full);
@@ -201,19 +212,11 @@ async fn missed_changes_beyond_the_buffer_wait_for_the_reader() {
 #[tokio::test]
 async fn two_watches_of_a_prefix_are_resumed_without_a_gap() {
     let (broker, mut peer, client) = connected().await;
-    let zero: Version = version(0).parse().unwrap();
-    let mut watches = Vec::new();
-    for _ in 0..2 {
-        let watch = client.watch_prefix_from("00", &zero);
-        let (watch, ()) = tokio::join!(watch, serve(&mut peer, ("00", 0), &[], (OK, 0)));
-        watches.push(watch.unwrap());
-    }
+    let mut one = watch_prefix(&client, &mut peer, "00", &[], (OK, 0)).await;
+    let mut other = watch_prefix(&client, &mut peer, "00", &[], (OK, 0)).await;
     drop(peer);
     let mut peer = broker.accept(Greeting::resumed()).await;
-    let [one, other] = &mut watches[..] else {
-        unreachable!("there are two watches");
-    };
-    let readers = async { tokio::join!(expect(one, 1..=24), expect(other, 1..=24)) };
+    let readers = async { tokio::join!(expect(&mut one, 1..=24), expect(&mut other, 1..=24)) };
     tokio::select! {
         () = serve_changes(&mut peer, 1, 24, 1 << 20) => {}
         ((), ()) = readers => {}
@@ -246,10 +249,7 @@ async fn two_watches_of_a_key_without_a_version_report_a_gap() {
 #[tokio::test]
 async fn watch_that_another_store_does_not_resume_reports_a_gap() {
     let (broker, mut peer, client) = connected().await;
-    let zero: Version = version(0).parse().unwrap();
-    let watch = client.watch_prefix_from("a", &zero);
-    let (watch, ()) = tokio::join!(watch, serve(&mut peer, ("a", 0), &[], (OK, 1)));
-    let mut watch = watch.unwrap();
+    let mut watch = watch_prefix(&client, &mut peer, "a", &[], (OK, 1)).await;
     let plain = resp::array(&["KEYNOTIFY", "a", "PREFIX"]);
     let mut since = 1;
     for (answer, next) in [(OK, 0), (b":1\r\n", 3)] {
@@ -291,7 +291,6 @@ async fn refused_notifications_end_all_watches() {
 #[tokio::test]
 async fn watch_that_always_misses_changes_reports_a_gap() {
     let (_broker, mut peer, client) = connected().await;
-    let zero: Version = version(0).parse().unwrap();
     let plain = resp::array(&["KEYNOTIFY", "a", "PREFIX"]);
     let set = set(3 << 20);
     let store = async {
@@ -311,7 +310,7 @@ async fn watch_that_always_misses_changes_reports_a_gap() {
         panic!("the missed changes are requested again and again");
     };
     let reader = async {
-        let mut watch = client.watch_prefix_from("a", &zero).await.unwrap();
+        let mut watch = client.watch_prefix_from("a", &zero()).await.unwrap();
         while watch.next().await.unwrap() != WatchEvent::Gap(GapCause::Overflow) {}
         watch
     };
@@ -323,10 +322,9 @@ async fn watch_that_always_misses_changes_reports_a_gap() {
 async fn watch_of_many_prefixes_from_a_version_reports_no_gap() {
     const PREFIXES: u32 = 70;
     let (_broker, mut peer, client) = connected().await;
-    let zero: Version = version(0).parse().unwrap();
     let watched = (0..PREFIXES).map(|number| Watched::Prefix(format!("{number:02}").into()));
     let reader = async {
-        let mut watch = client.watch_many(watched, Some(&zero)).await.unwrap();
+        let mut watch = client.watch_many(watched, Some(&zero())).await.unwrap();
         expect(&mut watch, 1..=PREFIXES).await;
     };
     tokio::select! {
@@ -364,11 +362,8 @@ async fn reconnects_leave_no_tasks_while_the_reader_is_slow() {
     let (broker, mut options) = Broker::start().await;
     options.watch_refresh = Duration::MAX;
     let (mut peer, client) = connect(&broker, options).await;
-    let zero: Version = version(0).parse().unwrap();
     let changes: Vec<(&str, u32)> = (1..=600).map(|counter| ("a", counter)).collect();
-    let first = serve(&mut peer, ("a", 0), &changes, (MORE, 600));
-    let (watch, ()) = tokio::join!(client.watch_prefix_from("a", &zero), first);
-    let mut watch = watch.unwrap();
+    let mut watch = watch_prefix(&client, &mut peer, "a", &changes, (MORE, 600)).await;
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let before = tasks();
     for _ in 0..5 {

@@ -240,12 +240,10 @@ impl<P: Protocol> Conversation<P> {
         count
     }
 
-    /// Writes a keep-alive message.
     pub(super) fn ping(&mut self) {
         self.protocol.ping(&mut self.out);
     }
 
-    /// Writes the last bytes of the connection.
     pub(super) fn bye(&mut self) {
         self.protocol.bye(&mut self.out);
     }
@@ -281,6 +279,7 @@ mod tests {
 
     use super::*;
     use crate::work::{Catalogue, Job};
+    use crate::{Pace, Plan};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -334,8 +333,24 @@ mod tests {
             from: begin + 10 * MS,
             until: begin + 110 * MS,
         };
-        let catalogue = Arc::new(Catalogue::new(1));
-        let run = Arc::new(Run::new(schedule, catalogue, 50 * MS, 1, 0, job));
+        let plan = Plan {
+            address: ([127, 0, 0, 1], 1883).into(),
+            encryption: None,
+            job,
+            pace: Pace::Closed,
+            connections: 1,
+            in_flight: None,
+            watchers: 0,
+            keys: 10,
+            catalogue: Arc::new(Catalogue::new(1)),
+            seed: 1,
+            warm_up: 10 * MS,
+            duration: 100 * MS,
+            timeout: 50 * MS,
+            threads: 1,
+            pid: None,
+        };
+        let run = Arc::new(Run::new(&plan, schedule));
         let source = Source::new(job, 10, 1, 0, 1);
         let turns = per_second.map(|rate| Turns::new(rate, 0, 1));
         let tally = Rc::default();

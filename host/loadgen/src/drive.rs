@@ -14,13 +14,13 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, timeout};
 
-use super::LoadError;
 use super::conversation::Conversation;
 use super::protocol::{Broken, Protocol, Received};
 use super::run::Run;
-use super::stream::{Encryption, Stream};
+use super::stream::Stream;
 use super::tally::Tally;
 use super::work::{Reply, Request, Verb};
+use super::{LoadError, Plan};
 use crate::limits;
 
 /// A connection whose server is ready for requests.
@@ -33,13 +33,10 @@ pub(super) struct Connection<P> {
 
 impl<P: Protocol> Connection<P> {
     /// Connects, and waits until the server is ready.
-    pub(super) async fn open(
-        address: std::net::SocketAddr,
-        encryption: Option<&Encryption>,
-        protocol: P,
-        patience: Duration,
-    ) -> Result<Self, LoadError> {
-        let connecting = timeout(patience, Stream::open(address, encryption)).await;
+    pub(super) async fn open(plan: &Plan, protocol: P) -> Result<Self, LoadError> {
+        let (address, patience) = (plan.address, plan.timeout);
+        let opening = Stream::open(address, plan.encryption.as_ref());
+        let connecting = timeout(patience, opening).await;
         let stream = connecting
             .map_err(|_| LoadError::Silent(address, patience))?
             .map_err(|error| LoadError::Connect(address, error))?;
@@ -59,12 +56,8 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Watches a key, and waits for the answer.
-    pub(super) async fn watch(
-        &mut self,
-        address: std::net::SocketAddr,
-        key: u64,
-        patience: Duration,
-    ) -> Result<(), LoadError> {
+    pub(super) async fn watch(&mut self, plan: &Plan, key: u64) -> Result<(), LoadError> {
+        let (address, patience) = (plan.address, plan.timeout);
         let (mut request, mut answer) = (Vec::new(), None);
         let watch = Request {
             verb: Verb::Watch,
@@ -93,10 +86,8 @@ impl<P: Protocol> Connection<P> {
             .await
             .map_err(|_| LoadError::Silent(address, patience))?
             .map_err(|broken| LoadError::Broken(address, broken))?;
-        match answer.unwrap_or(Err(refused.unwrap_or_default())) {
-            Ok(()) => Ok(()),
-            Err(why) => Err(LoadError::Watch(address, why)),
-        }
+        let answer = answer.unwrap_or(Err(refused.unwrap_or_default()));
+        answer.map_err(|why| LoadError::Watch(address, why))
     }
 
     /// Writes `bytes`, then reads until `is_last` accepts a message.
@@ -124,7 +115,6 @@ impl<P: Protocol> Connection<P> {
         self.stream.flush().await.map_err(lost)
     }
 
-    /// How many requests in flight the server accepts.
     pub(super) fn in_flight_max(&self) -> u16 {
         self.protocol.in_flight_max()
     }

@@ -154,22 +154,10 @@ pub enum LoadError {
 }
 
 /// Puts a load on a server. `client` creates the client side of a connection with this role and
-/// number. `watch` regularly receives the progress. Fails if the load cannot be started; later
-/// errors are counted in the outcome.
+/// number. `watch` regularly receives the progress. If it breaks, no further request is due, and
+/// the outcome is that of the requests until then. An open loop still sends those that were due
+/// before. Fails if the load cannot be started; later errors are counted in the outcome.
 pub fn put_on<P: Protocol>(
-    plan: &Plan,
-    client: impl Fn(Role, usize) -> P + Sync,
-    mut watch: impl FnMut(Live),
-) -> Result<Outcome, LoadError> {
-    put_on_until(plan, client, |live| {
-        watch(live);
-        ControlFlow::Continue(())
-    })
-}
-
-/// Like [`put_on`]. If `watch` breaks, no further request is due. An open loop still sends the
-/// requests that were due before. The outcome is that of the requests until then.
-pub fn put_on_until<P: Protocol>(
     plan: &Plan,
     client: impl Fn(Role, usize) -> P + Sync,
     mut watch: impl FnMut(Live) -> ControlFlow<()>,
@@ -205,7 +193,7 @@ pub fn put_on_until<P: Protocol>(
                 return Err(error);
             }
         }
-        let run = Arc::new(begin(plan));
+        let run = Arc::new(Run::new(plan, schedule(plan)));
         let wakes = match plan.pace {
             Pace::Closed => None,
             Pace::Open { .. } => Some((0..plan.connections).map(|_| Arc::default()).collect()),
@@ -238,20 +226,6 @@ pub fn put_on_until<P: Protocol>(
             client: used,
         })
     })
-}
-
-/// The run of a plan whose clients are all connected.
-fn begin(plan: &Plan) -> Run {
-    let keys = usize::try_from(plan.keys).unwrap_or(usize::MAX);
-    let watched = keys.min(plan.watchers);
-    Run::new(
-        schedule(plan),
-        plan.catalogue.clone(),
-        plan.timeout,
-        plan.connections,
-        watched,
-        plan.job,
-    )
 }
 
 fn schedule(plan: &Plan) -> Schedule {

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::Plan;
 use super::pace::Schedule;
 use super::tally::Tally;
 use super::work::{Catalogue, Job, Request, Verb};
 
-/// One run of a load.
 pub(super) struct Run {
     pub(super) schedule: Schedule,
     pub(super) catalogue: Arc<Catalogue>,
@@ -31,38 +31,28 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Begins a run in which `senders` connections send requests. The first `watched` keys are
-    /// watched.
-    pub(super) fn new(
-        schedule: Schedule,
-        catalogue: Arc<Catalogue>,
-        timeout: Duration,
-        senders: usize,
-        watched: usize,
-        job: Job,
-    ) -> Self {
+    /// The run of a plan whose clients are all connected.
+    pub(super) fn new(plan: &Plan, schedule: Schedule) -> Self {
+        let keys = usize::try_from(plan.keys).unwrap_or(usize::MAX);
+        let watched = keys.min(plan.watchers);
         Self {
             schedule,
-            catalogue,
-            timeout,
-            strict: matches!(job, Job::Fill | Job::Clean),
+            catalogue: plan.catalogue.clone(),
+            timeout: plan.timeout,
+            strict: matches!(plan.job, Job::Fill | Job::Clean),
             aborted: AtomicBool::new(false),
             stopped: OnceLock::new(),
             sets: (0..watched).map(|_| AtomicU64::new(0)).collect(),
-            senders: AtomicUsize::new(senders),
+            senders: AtomicUsize::new(plan.connections),
             answered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
         }
     }
 
-    /// Records a correct answer.
     pub(super) fn succeed(&self, request: Request) {
         self.answered.fetch_add(1, Ordering::Relaxed);
-        let sets = usize::try_from(request.key)
-            .ok()
-            .and_then(|key| self.sets.get(key));
         if request.verb == Verb::Set
-            && let Some(sets) = sets
+            && let Some(sets) = self.sets_of(request.key)
         {
             sets.fetch_add(1, Ordering::Relaxed);
         }
@@ -101,8 +91,12 @@ impl Run {
 
     /// How many notifications a watcher of this key must have received for the sets so far.
     pub(super) fn expected_notifications(&self, key: u64) -> u64 {
-        let sets = usize::try_from(key).ok().and_then(|key| self.sets.get(key));
-        sets.map_or(0, |sets| sets.load(Ordering::Relaxed))
+        self.sets_of(key)
+            .map_or(0, |sets| sets.load(Ordering::Relaxed))
+    }
+
+    fn sets_of(&self, key: u64) -> Option<&AtomicU64> {
+        self.sets.get(usize::try_from(key).ok()?)
     }
 
     /// Records that a connection sends no more requests.

@@ -35,7 +35,6 @@ pub(super) struct Start {
     pub(super) wakes: Option<Vec<Arc<Notify>>>,
 }
 
-/// The connections of a share.
 struct Connections<P> {
     /// Connections that send requests, with their number and the maximum in flight.
     senders: Vec<(usize, u16, Connection<P>)>,
@@ -51,15 +50,14 @@ impl Share<'_> {
         connected: &mpsc::Sender<Result<(), LoadError>>,
         started: &mpsc::Receiver<Start>,
     ) -> Tally {
-        let runtime = match Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                let _ = connected.send(Err(LoadError::System(error)));
-                return Tally::default();
-            }
+        let connect = || {
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(LoadError::System)?;
+            let connections = runtime.block_on(self.connect(client))?;
+            Ok::<_, LoadError>((runtime, connections))
         };
-        let connections = match runtime.block_on(self.connect(client)) {
-            Ok(connections) => connections,
+        let (runtime, connections) = match connect() {
+            Ok(both) => both,
             Err(error) => {
                 let _ = connected.send(Err(error));
                 return Tally::default();
@@ -79,12 +77,10 @@ impl Share<'_> {
         self,
         client: &impl Fn(Role, usize) -> P,
     ) -> Result<Connections<P>, LoadError> {
-        let (plan, encryption) = (self.plan, self.plan.encryption.as_ref());
+        let plan = self.plan;
         let (mut senders, mut watchers) = (Vec::new(), Vec::new());
         for number in (self.number..plan.connections).step_by(self.threads) {
-            let client = client(Role::Asks, number);
-            let connection =
-                Connection::open(plan.address, encryption, client, plan.timeout).await?;
+            let connection = Connection::open(plan, client(Role::Asks, number)).await?;
             let max = connection.in_flight_max();
             let in_flight = match (plan.in_flight, plan.job) {
                 (Some(asked), Job::Fill | Job::Clean) => asked.min(max),
@@ -96,11 +92,9 @@ impl Share<'_> {
             senders.push((number, in_flight, connection));
         }
         for number in (self.number..plan.watchers).step_by(self.threads) {
-            let client = client(Role::Watches, number);
-            let mut connection =
-                Connection::open(plan.address, encryption, client, plan.timeout).await?;
+            let mut connection = Connection::open(plan, client(Role::Watches, number)).await?;
             let key = number as u64 % plan.keys;
-            connection.watch(plan.address, key, plan.timeout).await?;
+            connection.watch(plan, key).await?;
             watchers.push((key, connection));
         }
         Ok(Connections { senders, watchers })

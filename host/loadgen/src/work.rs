@@ -267,15 +267,7 @@ mod tests {
             key: 17,
         };
         assert!(it.is_correct(set, Reply::Done) && !it.is_correct(set, Reply::Nothing));
-    }
-
-    #[test]
-    fn empty_value_is_correct() {
-        let it = Catalogue::new(0);
-        let get = Request {
-            verb: Verb::Get,
-            key: 3,
-        };
-        assert!(it.is_correct(get, Reply::Value(b"")));
+        let of_empty_values = Catalogue::new(0);
+        assert!(of_empty_values.is_correct(get, Reply::Value(b"")));
     }
 }

@@ -108,7 +108,6 @@ fn attribute(text: &str) -> Result<(Box<str>, Box<str>), String> {
     }
 }
 
-/// Runs the command.
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     match &args.command {
         Command::Explain(args) => explain(args).await,
@@ -205,7 +204,6 @@ fn by_file(args: &ExplainArgs, file: &Path, on: &[u8]) -> Result<Decision, Failu
     })
 }
 
-/// Asks the running store.
 async fn by_store(args: &ExplainArgs, on: &[u8]) -> Result<Decision, Failure> {
     let is_said = args.user.is_some() || !args.attribute.is_empty();
     let ask = Ask {

@@ -9,9 +9,8 @@ use serde_json::{Map, Value as Json, json};
 use statehouse_client::{Client, RespValue, Version};
 
 use super::completions;
-use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, printable};
-use super::remote::Remote;
+use super::remote::{Fencing, Remote};
 
 /// Spaces by which an array in an array is indented.
 const INDENT: usize = 3;

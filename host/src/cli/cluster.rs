@@ -11,18 +11,17 @@ use hyper::Method;
 use serde_json::{Value as Json, json};
 use statehouse_cluster::etcd::Etcd;
 use statehouse_cluster::{
-    ClusterError, Engine as _, EngineError, Finding, FirstState, Id, MachineClock, Modules,
+    Access, ClusterError, Engine as _, EngineError, Finding, FirstState, Id, MachineClock, Modules,
     Overview, Severity, Sizes, check, check_room, create, create_from, identity, overview,
     remove_member,
 };
-use statehouse_offline::{Contents, Past, PastError};
+use statehouse_offline::{Past, PastError};
 use statehouse_wal::{Directory, has_log};
 use tokio::time::timeout;
 
-use super::data::count;
-use super::output::{self, Exit, Failure, emit, emit_either, notice, printable};
+use super::data::{self, count};
+use super::output::{self, Exit, Failure, emit, emit_either, notice};
 use super::store::Store;
-use super::time::utc;
 use crate::app::connect;
 use statehouse_config::{ClusterFlags, EtcdConfig, percent};
 use statehouse_core::clock::wall_ms;
@@ -229,6 +228,13 @@ impl Log {
         let etcd = connect(&config).map_err(|error| Failure::usage(format!("{error:#}")))?;
         Ok((config, etcd))
     }
+
+    /// The settings of etcd, and the cluster there. Must be called within a runtime.
+    fn access(&self) -> Result<(EtcdConfig, Access), Failure> {
+        let (config, etcd) = self.connect()?;
+        let access = Access::new(Arc::new(etcd), Arc::new(MachineClock), &config.name);
+        Ok((config, access))
+    }
 }
 
 /// The failure of a call to these servers.
@@ -242,7 +248,10 @@ fn failed(config: &EtcdConfig, error: &ClusterError) -> Failure {
             error: EngineError::NoSpace,
             ..
         } => Failure::refused(error.to_string()).with("Then run `etcdctl alarm disarm`"),
-        ClusterError::Engine { .. } => unanswered(config, &error.to_string()),
+        ClusterError::Engine { .. } => Failure::transport(format!(
+            "etcd at {} does not answer: {error}. Check the addresses with `statehouse cluster check`",
+            config.urls.join(", ")
+        )),
         ClusterError::NotCreated(_) => Failure::negative(error.to_string()),
         _ => Failure::refused(error.to_string()),
     }
@@ -250,14 +259,6 @@ fn failed(config: &EtcdConfig, error: &ClusterError) -> Failure {
 
 /// How long one server of etcd may take to create a cluster.
 const CREATION: Duration = Duration::from_secs(4);
-
-/// No server executed a call.
-fn unanswered(config: &EtcdConfig, error: &str) -> Failure {
-    let urls = config.urls.join(", ");
-    Failure::transport(format!(
-        "etcd at {urls} does not answer: {error}. Check the addresses with `statehouse cluster check`"
-    ))
-}
 
 async fn init(args: &InitArgs) -> Result<Exit, Failure> {
     let (config, etcd) = args.log.connect()?;
@@ -338,17 +339,8 @@ fn measure(past: &Past) -> Result<(u64, u64), Failure> {
     Ok((bytes, module_bytes))
 }
 
-/// Says what is missing in the copy of a host.
-fn notice_copy(past: &Past, contents: &Contents) {
-    let Some(mark) = past.mark() else { return };
-    notice(&format!(
-        "{} holds a copy of the log of the cluster {}, which ends at record {} of {}: later writes are not in it. If another host of that cluster has a copy that ends later, use that one. Start the hosts of the new cluster with new data directories",
-        past.path().display(),
-        printable(mark.name.as_bytes()),
-        contents.position,
-        utc(contents.now_ms)
-    ));
-}
+/// What to do about the writes that a copy lacks.
+const COPY_ADVICE: &str = ". If another host of that cluster has a copy that ends later, use that one. Start the hosts of the new cluster with new data directories";
 
 /// Creates a cluster with the store of a directory. Returns what it holds, as a phrase.
 async fn create_from_directory(
@@ -358,21 +350,20 @@ async fn create_from_directory(
     directory: &Path,
     quota_bytes: u64,
 ) -> Result<(bool, String), Failure> {
-    let (name, failed) = (&config.name, |error: ClusterError| failed(config, &error));
-    let etcd = Arc::new(etcd);
+    let failed = |error: ClusterError| failed(config, &error);
+    let access = Access::new(Arc::new(etcd), Arc::new(MachineClock), &config.name);
     // First: if the cluster exists, its hosts may have the directory, or it may be removed.
-    match identity(&*etcd, &MachineClock, name).await {
+    match identity(&access).await {
         Err(ClusterError::NotCreated(_)) => {}
         Ok(_) => return Ok((false, String::new())),
         Err(error) => return Err(failed(error)),
     }
     let (lock, past) = open_store(directory)?;
     let sizes = measure(&past)?;
-    let checked = check_room(&*etcd, &MachineClock, name, sizes, quota_bytes).await;
+    let checked = check_room(&access, sizes, quota_bytes).await;
     checked.map_err(failed)?;
     let mut state = past.first_state()?;
-    let modules = Modules::new(etcd.clone(), Arc::new(MachineClock), name);
-    let modules = modules.with_quota_bytes(quota_bytes);
+    let modules = Modules::new(access.clone(), quota_bytes);
     for (digest, file) in std::mem::take(&mut state.modules) {
         match file {
             Some(file) => _ = modules.put(&file).await.map_err(failed)?,
@@ -381,36 +372,25 @@ async fn create_from_directory(
             )),
         }
     }
-    notice_copy(&past, &state.contents);
-    let Contents {
-        position,
-        now_ms,
-        keys,
-        sessions,
-        ..
-    } = state.contents;
+    let (position, now_ms) = (state.contents.position, state.contents.now_ms);
+    data::notice_copy(&past, position, now_ms, COPY_ADVICE);
+    let keys = count(state.contents.keys, "key");
+    let sessions = count(state.contents.sessions, "session");
     let first = FirstState {
         id,
         now_ms: now_ms.max(wall_ms()),
         position,
         next_block: |block: &mut Vec<u8>| state.next(block),
     };
-    let created = create_from(&*etcd, &MachineClock, name, first).await;
+    let created = create_from(&access, first).await;
     let created = created.map_err(failed)?;
     drop(lock);
-    Ok((
-        created,
-        format!(
-            " with {} and {}",
-            count(keys, "key"),
-            count(sessions, "session")
-        ),
-    ))
+    Ok((created, format!(" with {keys} and {sessions}")))
 }
 
 async fn status(args: &StatusArgs) -> Result<Exit, Failure> {
-    let (config, etcd) = args.log.connect()?;
-    let overview = overview(&etcd, &MachineClock, &config.name, wall_ms()).await;
+    let (config, access) = args.log.access()?;
+    let overview = overview(&access, wall_ms()).await;
     let overview = overview.map_err(|error| failed(&config, &error))?;
     emit_either(
         args.json,
@@ -463,9 +443,8 @@ fn status_json(it: &Overview) -> Json {
 }
 
 async fn examine(args: &CheckArgs) -> Result<Exit, Failure> {
-    let (config, etcd) = args.log.connect()?;
-    let quota_bytes = args.quota.bytes();
-    let mut report = check(&etcd, &MachineClock, &config.name, wall_ms(), quota_bytes).await;
+    let (_, access) = args.log.access()?;
+    let mut report = check(&access, wall_ms(), args.quota.bytes()).await;
     if let Some((leader, address)) = &report.leader {
         let found = reach(leader, address).await;
         report.findings.push(found);
@@ -521,9 +500,9 @@ async fn raise(args: &UpgradeArgs) -> Result<Exit, Failure> {
 }
 
 async fn remove(args: &RemoveArgs) -> Result<Exit, Failure> {
-    let (config, etcd) = args.log.connect()?;
+    let (config, access) = args.log.access()?;
     let (name, host) = (&config.name, &args.host);
-    let removed = remove_member(&etcd, &MachineClock, name, host).await;
+    let removed = remove_member(&access, host).await;
     if !removed.map_err(|error| failed(&config, &error))? {
         return Err(Failure::negative(format!(
             "the cluster {name} has no host {host}: `statehouse cluster status` lists its hosts"

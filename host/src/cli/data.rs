@@ -27,7 +27,6 @@ pub(super) struct Data {
 }
 
 impl Data {
-    /// The data directory.
     pub(super) fn find(&self) -> Result<PathBuf, Failure> {
         self.context.directory(self.data.as_deref())
     }
@@ -82,17 +81,18 @@ pub(super) fn notice_end(past: &Past, until_ms: u64) -> Result<(), Failure> {
     if past.mark().is_some() {
         let (position, end_ms) = past.end()?;
         if end_ms < until_ms {
-            notice_copy(past, position, end_ms);
+            notice_copy(past, position, end_ms, "");
         }
     }
     Ok(())
 }
 
-/// Names the end of a copy of the log of a cluster, which was just read up to this record.
-pub(super) fn notice_copy(past: &Past, position: LogPosition, now_ms: u64) {
+/// Names the end of a copy of the log of a cluster, which was just read up to this record. The
+/// advice follows directly, so it begins with the full stop, or is empty.
+pub(super) fn notice_copy(past: &Past, position: LogPosition, now_ms: u64, advice: &str) {
     if let Some(mark) = past.mark() {
         notice(&format!(
-            "{} holds a copy of the log of the cluster {}, which ends at record {position} of {}: later writes are not in it",
+            "{} holds a copy of the log of the cluster {}, which ends at record {position} of {}: later writes are not in it{advice}",
             past.path().display(),
             printable(mark.name.as_bytes()),
             utc(now_ms)
@@ -165,9 +165,7 @@ pub(super) fn count(number: u64, noun: &str) -> String {
 
 /// The name of a policy for people; a policy chooses its own name, so it is escaped.
 pub(super) fn policy(policy: &PolicyRecord) -> String {
-    let digest = &policy.digest.to_hex()[..8];
-    let (name, version) = (policy.name.as_bytes(), policy.version.as_bytes());
-    format!("{} {}@{digest}", printable(name), printable(version))
+    policy_of(&policy_json(policy))
 }
 
 #[cfg(test)]

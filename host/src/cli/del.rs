@@ -10,9 +10,8 @@ use statehouse_client::{Client, Error, Version};
 
 use super::data;
 use super::entries;
-use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit_json, json_bytes, notice};
-use super::remote::Remote;
+use super::remote::{Fencing, Remote};
 
 /// Delete a key, or all keys that start with a prefix
 ///

@@ -10,7 +10,7 @@ use statehouse_client::{Client, Error, Meta, Value, Version};
 use statehouse_protocol::pattern;
 use tokio::task::JoinHandle;
 
-use super::output::{Failure, printable};
+use super::output::{Failure, json_bytes, printable};
 use super::time::utc;
 
 /// Requests in flight, which keeps a store busy over a link with a long delay.
@@ -23,7 +23,6 @@ const BATCH_SHARE: u32 = 4;
 /// Value and description are asked for together, and mostly handled together.
 const ATTEMPTS: usize = 100;
 
-/// The parts of an entry to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parts {
     Value,
@@ -36,6 +35,18 @@ pub(super) struct Entry {
     pub(super) key: Bytes,
     pub(super) value: Option<Value>,
     pub(super) meta: Option<Meta>,
+}
+
+impl Entry {
+    /// Key, value and version in JSON.
+    pub(super) fn in_json(&self) -> Json {
+        let mut object = json!({ "key": json_bytes(&self.key) });
+        if let Some(value) = &self.value {
+            object["value"] = json_bytes(&value.bytes);
+            object["version"] = json!(value.version.to_string());
+        }
+        object
+    }
 }
 
 /// A key whose entry could not be read.

@@ -13,7 +13,7 @@ use super::time::utc;
 use crate::past::{self, Given, time_or_ago};
 use statehouse_core::clock::wall_ms;
 use statehouse_core::request::Dialect;
-use statehouse_core::store::{Key, Read, Scope};
+use statehouse_core::store::{Key, Read, Scope, Write};
 use statehouse_offline::Past;
 use statehouse_testkit::{Answer, Harness, Reads, array};
 
@@ -160,7 +160,6 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     })
 }
 
-/// Sends the request of the arguments.
 fn send(harness: &mut Harness, args: &Args, words: &[&[u8]]) -> Answer {
     let mut client = harness.client(&args.client).dialect(args.dialect);
     if let Some(timestamp) = &args.timestamp {
@@ -199,11 +198,7 @@ fn text(it: &Answer, harness: &Harness, words: &[&[u8]], args: &Args) -> String 
     rows.row("policy", &printable(policy.to_string().as_bytes()));
     decision(&mut rows, it);
     let node = harness.node();
-    let swept = it
-        .swept
-        .iter()
-        .map(|write| write_text(&past::write(write, node)));
-    rows.group("before it", swept);
+    rows.group("before it", write_texts(&it.swept, node));
     rows.group_or("effects", effects(it, node, &client), "none");
     reads(&mut rows, it, words, node);
     rows.group_or("notifications", notifications(it), "none");
@@ -270,18 +265,19 @@ fn decision(rows: &mut Rows, it: &Answer) {
 }
 
 fn effects(it: &Answer, node: &str, client: &str) -> Vec<String> {
-    let writes = it
-        .writes
-        .iter()
-        .map(|write| write_text(&past::write(write, node)));
     let watched = it.watched.iter();
     let watched = watched.map(|it| format!("{client} watches {}", watch(it)));
     let unwatched = it.unwatched.iter();
     let unwatched = unwatched.map(|it| format!("{client} stops watching {}", watch(it)));
+    let writes = write_texts(&it.writes, node);
     writes.chain(watched).chain(unwatched).collect()
 }
 
-/// A watched key or prefix.
+fn write_texts(writes: &[Write], node: &str) -> impl Iterator<Item = String> {
+    let writes = writes.iter();
+    writes.map(move |write| write_text(&past::write(write, node)))
+}
+
 fn watch((scope, key): &(Scope, Key)) -> String {
     match scope {
         Scope::Key => excerpt(key),
@@ -346,11 +342,9 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
         let keys = watches.iter().filter(|(scope, _)| *scope == of);
         keys.map(|(_, key)| json_bytes(key)).collect()
     };
-    let writes = |writes: &[statehouse_core::store::Write]| -> Vec<Json> {
-        writes
-            .iter()
-            .map(|write| past::write(write, node))
-            .collect()
+    let writes = |writes: &[Write]| -> Json {
+        let writes = writes.iter();
+        writes.map(|write| past::write(write, node)).collect()
     };
     let reads = match &it.reads {
         Reads::Anything => Json::Null,
@@ -368,13 +362,13 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
             })
             .collect(),
     };
-    let notifications: Vec<Json> = it
-        .notifications
-        .iter()
-        .map(|notification| {
-            json!({ "client": notification.client, "topic": notification.topic, "payload": json_bytes(&notification.payload) })
+    let notifications = it.notifications.iter().map(|notification| {
+        json!({
+            "client": notification.client,
+            "topic": notification.topic,
+            "payload": json_bytes(&notification.payload),
         })
-        .collect();
+    });
     let policy = harness.policy();
     json!({
         "request": words.iter().map(|word| json_bytes(word)).collect::<Vec<_>>(),
@@ -397,7 +391,7 @@ fn json(it: &Answer, harness: &Harness, words: &[&[u8]]) -> Json {
         "watched_prefixes": watches(&it.watched, Scope::Prefix),
         "unwatched_prefixes": watches(&it.unwatched, Scope::Prefix),
         "rests_on": reads,
-        "notifications": notifications,
+        "notifications": notifications.collect::<Json>(),
         "fuel": it.fuel,
         "time_us": it.time.as_nanos() as f64 / 1000.0,
         "hidden_state": it.hidden_state,

@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use statehouse_client::{Client, Error};
 
 use super::data;
 use super::entries::{Entry, Parts, Unread, Window};
-use super::output::{Exit, Failure, emit, is_shown, json_bytes, notice};
+use super::output::{Exit, Failure, emit, is_shown, notice};
 use super::progress::Progress;
 use super::remote::Remote;
 
@@ -109,7 +109,6 @@ async fn known_parts(client: &Client, key: &[u8]) -> Parts {
     }
 }
 
-/// Writes a line for each of these entries.
 fn write(entries: &[Entry]) -> Result<(), Failure> {
     let mut out = Vec::new();
     for entry in entries {
@@ -183,21 +182,16 @@ fn escape(bytes: &[u8], word: &mut String) {
 }
 
 fn line(entry: &Entry) -> Json {
-    let mut object = Map::new();
-    object.insert("key".into(), json_bytes(&entry.key));
-    if let Some(value) = &entry.value {
-        object.insert("value".into(), json_bytes(&value.bytes));
-        object.insert("version".into(), value.version.to_string().into());
-    }
+    let mut object = entry.in_json();
     if let Some(meta) = &entry.meta {
         if let Some(expires_ms) = meta.expires_ms {
-            object.insert("expires_ms".into(), expires_ms.into());
+            object["expires_ms"] = expires_ms.into();
         }
         if let Some(fence) = &meta.fence {
-            object.insert("fence".into(), fence.to_string().into());
+            object["fence"] = fence.to_string().into();
         }
     }
-    Json::Object(object)
+    object
 }
 
 #[cfg(test)]

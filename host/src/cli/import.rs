@@ -60,7 +60,6 @@ pub(super) struct Args {
     remote: Remote,
 }
 
-/// A line of the file.
 #[derive(Debug, PartialEq)]
 struct Line {
     key: Vec<u8>,

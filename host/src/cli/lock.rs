@@ -15,7 +15,7 @@ use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
 use statehouse_client::{Client, Lock, LockOptions, parse_duration};
 use tokio::process::{Child, Command};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::output::{Exit, Failure, notice, one_line, printable};
 use super::remote::Remote;
@@ -42,10 +42,6 @@ const LEASE_MIN: Duration = Duration::from_millis(100);
 
 /// Longest pause between attempts to renew a lease.
 const RENEW_PAUSE_MAX: Duration = Duration::from_secs(1);
-
-/// Longest sleep before the next renewal. Timers stand still while the machine is suspended, so
-/// after a resume the end of the lease is noticed within this time.
-const LEASE_CHECK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Run a command while holding a lock, or show who holds it
 ///
@@ -281,7 +277,7 @@ async fn supervise(
 /// less than a third of the lease. Returns, with the reason, only when the lock is lost.
 async fn renew_until_lost(lock: &mut Lock, lease: Duration) -> String {
     loop {
-        wait_to_renew(lock).await;
+        lock.renewal_due().await;
         if !lock.is_held() {
             return "its lease ended before its renewal, as after a suspension".to_owned();
         }
@@ -289,31 +285,17 @@ async fn renew_until_lost(lock: &mut Lock, lease: Duration) -> String {
         loop {
             match lock.renew().await {
                 Ok(true) => break,
-                Ok(false) if lock.is_held() => {
-                    return failed.unwrap_or_else(|| "another holder has it".to_owned());
-                }
                 Ok(false) => {
-                    return failed
-                        .unwrap_or_else(|| "its lease ended without an answer".to_owned());
+                    let why = match lock.is_held() {
+                        true => "another holder has it",
+                        false => "its lease ended without an answer",
+                    };
+                    return failed.unwrap_or_else(|| why.to_owned());
                 }
                 Err(error) => failed = Some(format!("its lease cannot be renewed: {error}")),
             }
             sleep((lease / 10).min(RENEW_PAUSE_MAX)).await;
         }
-    }
-}
-
-/// Waits until a third of the remaining time of the lease has passed.
-async fn wait_to_renew(lock: &Lock) {
-    let left = || lock.held_until().saturating_duration_since(Instant::now());
-    let begun = left();
-    let due = begun - begun / 3;
-    loop {
-        let pause = left().saturating_sub(due);
-        if pause.is_zero() {
-            return;
-        }
-        sleep(pause.min(LEASE_CHECK_PAUSE)).await;
     }
 }
 
@@ -340,7 +322,6 @@ impl Running {
         }
     }
 
-    /// Sends a signal to the command.
     async fn send(&self, signal: &str) {
         if !self.kill(signal).await {
             notice(&format!("cannot send SIG{signal} to the command"));

@@ -19,7 +19,6 @@ mod entries;
 mod environment;
 mod explain;
 mod export;
-mod fencing;
 mod get;
 mod history;
 mod import;

@@ -48,22 +48,18 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// The key or entry does not exist, or the operation was not applied.
     pub(super) fn negative(message: impl Into<String>) -> Self {
         Self::new(EXIT_NEGATIVE, message)
     }
 
-    /// The command line cannot be used.
     pub(super) fn usage(message: impl Into<String>) -> Self {
         Self::new(EXIT_USAGE, message)
     }
 
-    /// The store cannot be reached, or the connection failed.
     pub(super) fn transport(message: impl Into<String>) -> Self {
         Self::new(EXIT_TRANSPORT, message)
     }
 
-    /// The store refused.
     pub(super) fn refused(message: impl Into<String>) -> Self {
         Self::new(EXIT_REFUSED, message)
     }
@@ -76,7 +72,6 @@ impl Failure {
         self
     }
 
-    /// The failure with more advice.
     pub(super) fn with(self, advice: &str) -> Self {
         let end = full_stop(&self.message);
         Self::new(self.code, format!("{}{end} {advice}", self.message))
@@ -96,12 +91,10 @@ impl Failure {
         &self.message
     }
 
-    /// The exit code of the process.
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }
 
-    /// Any exit code.
     pub(super) fn new(code: u8, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -169,7 +162,6 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Runs a client command to its end.
 pub(super) fn finish(command: impl Future<Output = Result<Exit, Failure>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -306,12 +298,6 @@ pub(super) fn is_shown(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_in_json() {
-        assert_eq!(json_bytes("21°".as_bytes()).to_string(), "\"21°\"");
-        assert_eq!(json_bytes(b"\xff").to_string(), r#"{"base64":"/w=="}"#);
-    }
 
     #[test]
     fn printable_bytes_stay_on_one_line() {

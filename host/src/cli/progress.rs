@@ -15,7 +15,6 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 /// Characters of the bar.
 const BAR_WIDTH: u64 = 20;
 
-/// A progress display.
 pub(super) struct Progress {
     /// The time of the first call, since earlier work does not count.
     began: Option<Instant>,

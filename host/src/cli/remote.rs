@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ClientConfig;
-use statehouse_client::{Client, Error, Login, Options, Tls, parse_duration};
+use statehouse_client::{Client, Error, Login, Options, Tls, Version, parse_duration};
 
 use super::context::{self, Context};
 use super::environment::has_flag;
@@ -126,7 +126,7 @@ impl Credentials {
     /// The user and the password of an operator, if there is a user.
     pub(super) fn operator(&self) -> Result<Option<Login>, Failure> {
         match self.user {
-            Some(_) => self.login_of(None, None),
+            Some(_) => self.login(None),
             None => Ok(None),
         }
     }
@@ -156,19 +156,11 @@ impl Credentials {
         }
     }
 
-    /// User and password. Flags take precedence over the URL. Variables do so only if the URL is
-    /// not that of a flag, which may name another store.
-    pub(super) fn login(&self, url: &BrokerUrl) -> Result<Option<Login>, Failure> {
-        let password = url.password.as_ref().map(|it| it.0.as_str());
-        self.login_of(url.user.as_deref(), password)
-    }
-
-    /// User and password, of these options or of a URL.
-    fn login_of(
-        &self,
-        user: Option<&str>,
-        password: Option<&str>,
-    ) -> Result<Option<Login>, Failure> {
+    /// User and password, of these options or of a URL. Flags take precedence over the URL.
+    /// Variables do so only if the URL is not that of a flag, which may name another store.
+    pub(super) fn login(&self, url: Option<&BrokerUrl>) -> Result<Option<Login>, Failure> {
+        let user = url.and_then(|it| it.user.as_deref());
+        let password = url.and_then(|it| Some(it.password.as_ref()?.0.as_str()));
         let (mut own_user, mut file) = (self.user.clone(), self.password_file.as_deref());
         let mut variable = password_variable();
         if let Some(user) = user
@@ -214,37 +206,35 @@ fn password_variable() -> Option<String> {
     std::env::var(PASSWORD).ok().filter(|it| !it.is_empty())
 }
 
+/// The option --fencing-token of all commands that write.
+#[derive(Debug, clap::Args)]
+pub(super) struct Fencing {
+    /// The fencing token: the version of the lock that protects the key
+    #[arg(id = "fencing_token", long = "fencing-token", value_name = "VERSION")]
+    pub(super) token: Option<Version>,
+}
+
 /// The address of the store, and the credentials.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Connection")]
 pub(super) struct Target {
     /// The URL of the store: mqtt://HOST:PORT, mqtts:// (TLS), ws:// or wss:// (WebSocket); takes
     /// precedence over --host and --port. A user and a password in the URL of this flag take
     /// precedence over those of environment variables
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "STATEHOUSE_URL",
-        help_heading = "Connection"
-    )]
+    #[arg(long, value_name = "URL", env = "STATEHOUSE_URL")]
     url: Option<BrokerUrl>,
 
     /// Name or address of the store's host [default: 127.0.0.1]
-    #[arg(long, env = "STATEHOUSE_HOST", help_heading = "Connection")]
+    #[arg(long, env = "STATEHOUSE_HOST")]
     host: Option<String>,
 
     /// TCP port of the store, or of the broker in front of it [default: 1883]
-    #[arg(long, env = "STATEHOUSE_PORT", help_heading = "Connection",
-          value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, env = "STATEHOUSE_PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
 
     /// The context that names the store (see `statehouse context`) [default: the selected one]
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "STATEHOUSE_CONTEXT",
-        help_heading = "Connection",
-        conflicts_with_all = ["url", "host", "port"]
-    )]
+    #[arg(long, value_name = "NAME", env = "STATEHOUSE_CONTEXT",
+          conflicts_with_all = ["url", "host", "port"])]
     context: Option<String>,
 
     #[command(flatten)]
@@ -260,7 +250,6 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Whether these options name a store.
     fn is_given(&self) -> bool {
         self.url.is_some() || self.host.is_some() || self.port.is_some()
     }
@@ -316,22 +305,23 @@ const SESSION_MIN: Duration = Duration::from_secs(1);
 
 /// Options of every command that connects to a store.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Connection")]
 pub(super) struct Remote {
     #[command(flatten)]
     target: Target,
 
     /// MQTT client id [default: user@host- and random digits]
-    #[arg(long, value_name = "ID", help_heading = "Connection")]
+    #[arg(long, value_name = "ID")]
     client_id: Option<String>,
 
     /// How long to wait for the connection, and for each response [default: 5s; for a question
     /// about the past, 5m]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Connection")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
 
     /// The span that the requests belong to, as the W3C trace context
     /// 00-TRACE-SPAN-FLAGS [default: TRACEPARENT]
-    #[arg(long, value_name = "CONTEXT", help_heading = "Connection")]
+    #[arg(long, value_name = "CONTEXT")]
     traceparent: Option<String>,
 
     /// Print results as JSON objects, one per line; bytes that are not UTF-8 as {"base64": ...}
@@ -381,7 +371,6 @@ impl Remote {
         result.map_err(Into::into)
     }
 
-    /// How long to wait for a response.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout.unwrap_or(TIMEOUT)
     }
@@ -391,7 +380,7 @@ impl Remote {
         let url = target.url();
         let options = Options {
             tls: target.tls(&url)?,
-            login: target.credentials.login(&url)?,
+            login: target.credentials.login(Some(&url))?,
             websocket: url.scheme.websocket.then(|| url.path.clone()),
             host: url.host,
             port: url.port,

@@ -36,12 +36,12 @@ Examples:
 pub(super) struct Args {
     /// The first record: its number, a time such as 2026-11-21T03:00:00Z, or how long ago, such as
     /// 10m
-    #[arg(long, value_name = "RECORD|TIME")]
-    from: Option<Place>,
+    #[arg(long, value_name = "RECORD|TIME", value_parser = past::bound)]
+    from: Option<Given<Bound>>,
 
     /// The last record, in the same form
-    #[arg(long, value_name = "RECORD|TIME")]
-    to: Option<Place>,
+    #[arg(long, value_name = "RECORD|TIME", value_parser = past::bound)]
+    to: Option<Given<Bound>>,
 
     /// The policy to run (.wasm component or core module), or `builtin` for the standard one
     #[arg(long, value_name = "FILE")]
@@ -73,18 +73,6 @@ pub(super) struct Args {
     reach: Reach,
 }
 
-/// One end of the range.
-#[derive(Clone, Copy, Debug)]
-struct Place(Given<Bound>);
-
-impl std::str::FromStr for Place {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        past::bound(text).map(Self)
-    }
-}
-
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let file = args.policy.as_deref().map(read_policy).transpose();
     let file = file.map_err(|error| Failure::usage(error.to_string()))?;
@@ -100,7 +88,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
             let fuel_max = args.max_fuel.unwrap_or_default().get();
             let candidate = file.as_deref().map(|file| Candidate { file, fuel_max });
             let past = Past::open(&data)?;
-            let within = |it: Option<Place>| it.map(|it| it.0.within(&past)).transpose();
+            let within = |it: Option<Given<Bound>>| it.map(|it| it.within(&past)).transpose();
             let (from, to) = (within(args.from)?, within(args.to)?);
             data::notice_end(&past, u64::MAX)?;
             let replayed = past.replay(from, to, candidate, &mut printer)?;
@@ -134,18 +122,13 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     }
     let in_words = || summary(&totals, rest.as_deref());
     emit_either(args.json, || totals.clone(), in_words)?;
+    let [same, different] = ["same", "different"].map(|it| number(&totals["summary"][it]));
     // A script must not take this for equal results.
-    if args.policy.is_some() && !is_compared(&totals) {
+    if args.policy.is_some() && same == 0 && different == 0 {
         notice("nothing was compared: no request that is recorded there is comparable");
         return Ok(Exit::Negative);
     }
-    Ok(Exit::of(number(&totals["summary"]["different"]) == 0))
-}
-
-/// Whether a request was comparable.
-fn is_compared(totals: &Json) -> bool {
-    let summary = &totals["summary"];
-    number(&summary["same"]) > 0 || number(&summary["different"]) > 0
+    Ok(Exit::of(different == 0))
 }
 
 /// Lets a store replay its records. Returns the totals.
@@ -155,11 +138,11 @@ async fn by_store(
     file: Option<Vec<u8>>,
     printer: &mut Printer<'_>,
 ) -> Result<Json, Failure> {
-    let bound = |name: &str, bound: Option<Place>| match bound {
+    let bound = |name: &str, bound: Option<Given<Bound>>| match bound {
         None => String::new(),
-        Some(Place(Given::Exactly(Bound::LogPosition(at)))) => format!("&{name}={at}"),
-        Some(Place(Given::Exactly(Bound::Time(ms)))) => format!("&{name}={}", utc(ms)),
-        Some(Place(Given::Ago(ms))) => format!("&{name}={ms}ms"),
+        Some(Given::Exactly(Bound::LogPosition(at))) => format!("&{name}={at}"),
+        Some(Given::Exactly(Bound::Time(ms))) => format!("&{name}={}", utc(ms)),
+        Some(Given::Ago(ms)) => format!("&{name}={ms}ms"),
     };
     let (from, to) = (bound("from", args.from), bound("to", args.to));
     let fuel = args.max_fuel.map(|it| format!("&max_fuel={}", it.get()));
@@ -183,7 +166,6 @@ struct Printer<'a> {
     progress: Progress,
     /// Differences that may still be printed.
     left: u64,
-    /// Differences that were printed.
     printed: u64,
     /// The error of standard output, if any.
     failed: Option<Failure>,

@@ -110,11 +110,7 @@ impl Args {
 }
 
 fn in_json(entry: &Entry) -> Json {
-    let mut object = json!({ "key": json_bytes(&entry.key) });
-    if let Some(value) = &entry.value {
-        object["value"] = json_bytes(&value.bytes);
-        object["version"] = json!(value.version.to_string());
-    }
+    let mut object = entry.in_json();
     if let Some(meta) = &entry.meta {
         add_meta(&mut object, meta);
     }

@@ -8,9 +8,8 @@ use std::time::Duration;
 use serde_json::json;
 use statehouse_client::{Client, Condition, PACKET_BYTES_MAX, SetOptions, Version, parse_duration};
 
-use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit, emit_json, json_bytes, notice, printable};
-use super::remote::Remote;
+use super::remote::{Fencing, Remote};
 
 /// Set a key to a value
 ///

@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let file = target(&args.file, args.force, &directory)?;
     let past = Past::open(&directory)?;
     let contents = past.snapshot(&file, wall_ms())?;
-    data::notice_copy(&past, contents.position, contents.now_ms);
+    data::notice_copy(&past, contents.position, contents.now_ms, "");
     report("wrote", &args.file, &contents, args.json)?;
     Ok(Exit::Done)
 }
@@ -86,7 +86,6 @@ fn is_inside(file: &Path, directory: &Path) -> bool {
     id(directory).is_some_and(|directory| parent.ancestors().any(|it| id(it) == Some(directory)))
 }
 
-/// Prints the content of a backup.
 pub(super) fn report(
     verb: &str,
     place: &Path,
@@ -128,7 +127,6 @@ pub(super) fn contents_text(it: &Contents) -> String {
     )
 }
 
-/// The content of a store in JSON.
 pub(super) fn contents_json(it: &Contents) -> Json {
     let policies = it.policies.iter().map(|module| {
         let mut policy = data::policy_json(&module.policy);
@@ -151,7 +149,6 @@ pub(super) fn contents_json(it: &Contents) -> Json {
     })
 }
 
-/// The state of a policy's module.
 pub(super) fn state_text(state: &ModuleState) -> String {
     match state {
         ModuleState::Whole => "its module is whole".into(),

@@ -14,7 +14,7 @@ use statehouse_link::{describe_io, is_untrusted};
 
 use super::context::{self, Context};
 use super::output::{Exit, Failure, emit_either, one_line};
-use super::remote::{Certificates, Credentials};
+use super::remote::{Certificates, Credentials, TRUST_ONE};
 use crate::admin::{
     Connection, Endpoint, NO_LEADER, NoAnswer, Question, ask, is_bearer_token, is_plain_url,
     is_tls_url,
@@ -30,45 +30,32 @@ const LEADER_PAUSE: Duration = Duration::from_millis(200);
 
 /// Options that name the store.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Store")]
 pub(super) struct Place {
     /// The data directory of the store, if it is on this machine; while the store runs, its file
     /// `admin` holds the address and the token of the admin API [default: that of the context, or
     /// statehouse-data]
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "STATEHOUSE_DATA",
-        help_heading = "Store"
-    )]
+    #[arg(long, value_name = "DIR", env = "STATEHOUSE_DATA")]
     data: Option<PathBuf>,
 
     /// The address of the admin API instead: https://HOST:PORT, http://ADDR:PORT, or unix:PATH;
     /// those of all hosts of a cluster with commas. The host that leads answers, or about the past
     /// of a key the first one that has a history. Over https:// log in with --user and
     /// --password-file, else with the store's token in STATEHOUSE_ADMIN_TOKEN
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "STATEHOUSE_ADMIN_URL",
-        help_heading = "Store"
-    )]
+    #[arg(long, value_name = "URL", env = "STATEHOUSE_ADMIN_URL")]
     admin: Option<String>,
 }
 
 /// The store, or a context that names it.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Store")]
 pub(super) struct Named {
     #[command(flatten)]
     place: Place,
 
     /// The context that names the store (see `statehouse context`) [default: the selected one]
-    #[arg(
-        long,
-        value_name = "NAME",
-        env = "STATEHOUSE_CONTEXT",
-        help_heading = "Store",
-        conflicts_with_all = ["data", "admin"]
-    )]
+    #[arg(long, value_name = "NAME", env = "STATEHOUSE_CONTEXT",
+          conflicts_with_all = ["data", "admin"])]
     context: Option<String>,
 }
 
@@ -130,7 +117,6 @@ pub(super) fn unexpected(error: serde_json::Error) -> Failure {
 }
 
 impl Place {
-    /// Whether these options name a store.
     pub(super) fn is_given(&self) -> bool {
         self.data.is_some() || self.admin.is_some()
     }
@@ -141,15 +127,7 @@ impl Place {
     }
 
     /// How to reach the store, without a context if its address is given.
-    pub(super) fn find(
-        &self,
-        context: Option<&str>,
-        credentials: &Credentials,
-    ) -> Result<Found, Failure> {
-        self.find_for(Needs::Login, context, credentials)
-    }
-
-    fn find_for(
+    fn find(
         &self,
         needs: Needs,
         context: Option<&str>,
@@ -180,7 +158,7 @@ impl Place {
                 "name the store either by a context, or by --data or --admin",
             )),
             (true, false, _) => Ok(Found::default()),
-            _ => self.find(context, credentials),
+            _ => self.find(Needs::Login, context, credentials),
         }
     }
 
@@ -208,10 +186,9 @@ impl Default for Found {
 }
 
 impl Reach {
-    /// How to reach the store.
     pub(super) fn find(&self) -> Result<Found, Failure> {
         let Named { place, context } = &self.named;
-        place.find(context.as_deref(), &self.credentials)
+        place.find(Needs::Login, context.as_deref(), &self.credentials)
     }
 }
 
@@ -234,7 +211,7 @@ impl Named {
         }
         let found = match context {
             Some((name, context)) => Place::of(&name, context, &credentials, Needs::Login),
-            None => self.place.find(None, &credentials),
+            None => self.place.find(Needs::Login, None, &credentials),
         };
         Asked::of(found?)
     }
@@ -250,7 +227,7 @@ impl Store {
     pub(super) async fn probe(&self, path: &str, timeout: Duration) -> Result<(), Failure> {
         let Reach { named, credentials } = &self.reach;
         let context = named.context.as_deref();
-        let found = named.place.find_for(Needs::Nothing, context, credentials)?;
+        let found = named.place.find(Needs::Nothing, context, credentials)?;
         let asked = Asked {
             timeout: Some(timeout),
             ..Asked::of(found)?
@@ -264,13 +241,11 @@ impl Store {
         Asked::of(self.reach.find()?)?.overview().await
     }
 
-    /// Sends a JSON document.
     pub(super) async fn put(&self, path: &str, document: &Json) -> Result<Json, Failure> {
         self.send(Method::PUT, path, document.to_string().into_bytes())
             .await
     }
 
-    /// Sends any body.
     pub(super) async fn send(
         &self,
         method: Method,
@@ -440,7 +415,7 @@ impl Asked {
 
     fn unreachable(&self, url: &str, error: &io::Error) -> Failure {
         let advice = match &self.data {
-            _ if is_untrusted(error) => "--ca FILE names the CA certificates to trust",
+            _ if is_untrusted(error) => TRUST_ONE,
             None => "Is a store running there?",
             // A store that stops removes the file, and one that starts replaces it.
             Some(data) if Endpoint::read(data).is_ok_and(|it| it.url == url) => {
@@ -482,40 +457,34 @@ fn silent(url: &str, time: Duration, method: &Method, path: &str) -> Failure {
 
 /// The admin API of a host, and how to log in there.
 fn connection(url: &str, credentials: &Credentials, needs: Needs) -> Result<Connection, Failure> {
+    let mut connection = Connection {
+        url: url.to_owned(),
+        authorization: None,
+        tls: None,
+    };
     if let Some(path) = url.strip_prefix("unix:") {
         let path = socket_path(path).map_err(Failure::usage)?;
-        Ok(Connection {
-            url: format!("unix:{}", path.display()),
-            authorization: None,
-            tls: None,
-        })
+        connection.url = format!("unix:{}", path.display());
     } else if is_tls_url(url) {
         let tls = credentials.client_config();
         let tls = tls.map_err(|it| it.with("--ca FILE names the CA of the store"))?;
-        let authorization = match credentials.operator()? {
+        connection.tls = Some(tls);
+        connection.authorization = match credentials.operator()? {
             Some(Login { user, password }) => {
                 let login = BASE64.encode(format!("{user}:{password}").as_bytes());
                 Some(format!("Basic {login}"))
             }
             None => bearer(url, "a user (--user and --password-file), or ", needs)?,
         };
-        Ok(Connection {
-            url: url.to_owned(),
-            authorization,
-            tls: Some(tls),
-        })
-    } else if !is_plain_url(url) {
-        let url = ConfigError::without_login(url);
-        Err(Failure::usage(format!(
-            "{url} is not an address of the admin API, such as https://plant7:8443, http://127.0.0.1:8080 or unix:/run/statehouse/admin"
-        )))
+    } else if is_plain_url(url) {
+        connection.authorization = bearer(url, "", needs)?;
     } else {
-        Ok(Connection {
-            url: url.to_owned(),
-            authorization: bearer(url, "", needs)?,
-            tls: None,
-        })
+        let url = ConfigError::without_login(url);
+        return Err(Failure::usage(format!(
+            "{url} is not an address of the admin API, such as https://plant7:8443, http://127.0.0.1:8080 or unix:/run/statehouse/admin"
+        )));
     }
+    Ok(connection)
 }
 
 /// Whether one of these URLs, with commas between them, is that of an admin API over TLS.

@@ -38,7 +38,6 @@ pub(super) fn cell(name: &str) -> String {
     shortened(printable(name.as_bytes()), CELL_CHARS_MAX)
 }
 
-/// A name in a table, if there is one.
 pub(super) fn cell_or_dash(name: Option<&str>) -> String {
     name.map_or("-".to_owned(), cell)
 }

@@ -112,7 +112,6 @@ impl File {
     }
 }
 
-/// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let usage = |error: &dyn std::fmt::Display| Failure::usage(error.to_string());
     match &args.command {
@@ -273,7 +272,6 @@ impl Lines {
         }
     }
 
-    /// The users, each with its role.
     fn users(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         let lines = self.lines.iter().filter(|line| !line.starts_with('#'));
         lines.filter_map(|line| {

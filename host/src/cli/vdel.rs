@@ -6,9 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use serde_json::json;
 use statehouse_client::{Client, VdelResult, Version};
 
-use super::fencing::Fencing;
 use super::output::{Exit, Failure, emit_json, json_bytes, notice, printable};
-use super::remote::Remote;
+use super::remote::{Fencing, Remote};
 use super::set;
 
 /// Delete a key if it has this value

@@ -265,7 +265,6 @@ impl Arrived {
     }
 }
 
-/// The version of a change.
 fn version_of(event: &WatchEvent) -> Option<&Version> {
     match event {
         WatchEvent::Set { version, .. } | WatchEvent::Deleted { version, .. } => Some(version),
@@ -355,32 +354,24 @@ impl Printer {
     }
 }
 
-/// Reports lost connections, until the store refuses another one.
+/// Says once that the connection is lost. Ends if the store refuses another one.
 async fn report_losses(client: &Client) -> Failure {
     let mut check = tokio::time::interval(CONNECTION_CHECK);
-    let mut is_lost = false;
+    let mut was_lost = false;
     loop {
         check.tick().await;
-        match report_loss(client, is_lost) {
-            Ok(lost) => is_lost = lost,
-            Err(failure) => return failure,
+        let lost = client.disconnected();
+        let is_lost = lost.is_some();
+        match lost {
+            Some(error @ Error::Denied(_)) => return error.into(),
+            // The client has ended. The watch fails with this error after its remaining events.
+            Some(Error::Closed(_) | Error::Rejected(_)) => {}
+            Some(error) if !was_lost => notice(&format!("{error}. Trying to connect again")),
+            None if was_lost => notice("connected again"),
+            _ => {}
         }
+        was_lost = is_lost;
     }
-}
-
-/// Says once that the connection is lost. Fails if the store refuses another one.
-fn report_loss(client: &Client, was_lost: bool) -> Result<bool, Failure> {
-    let lost = client.disconnected();
-    let is_lost = lost.is_some();
-    match lost {
-        Some(error @ Error::Denied(_)) => return Err(error.into()),
-        // The client has ended. The watch fails with this error after its remaining events.
-        Some(Error::Closed(_) | Error::Rejected(_)) => {}
-        Some(error) if !was_lost => notice(&format!("{error}. Trying to connect again")),
-        None if was_lost => notice("connected again"),
-        _ => {}
-    }
-    Ok(is_lost)
 }
 
 fn watching(all: &[Watched]) -> String {

@@ -348,7 +348,11 @@ impl Registration {
             Some(Some(reached)) if self.is_resumed => self.inbox.caught_up_to(reached),
             Some(_) => {}
             None => {
-                self.complete(version);
+                let gap = self.cause.filter(|_| !self.is_resumed);
+                if let Some(cause) = gap {
+                    self.inbox.notice(Ok(WatchEvent::Gap(cause)));
+                }
+                self.inbox.begun(version);
                 return true;
             }
         }
@@ -368,14 +372,5 @@ impl Registration {
             part.reached = since.cloned();
             part.is_registered = false;
         }
-    }
-
-    /// All keys and prefixes are registered. `version` is that of the last response.
-    fn complete(&self, version: Option<Version>) {
-        let gap = self.cause.filter(|_| !self.is_resumed);
-        if let Some(cause) = gap {
-            self.inbox.notice(Ok(WatchEvent::Gap(cause)));
-        }
-        self.inbox.begun(version);
     }
 }

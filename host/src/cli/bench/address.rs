@@ -11,7 +11,6 @@ use statehouse_config::BrokerUrl;
 /// in other commands.
 const ADDRESS_WAIT: Duration = Duration::from_secs(1);
 
-/// The address of a URL.
 pub(super) fn resolve(url: &BrokerUrl) -> Result<SocketAddr, Failure> {
     let (host, port) = (&url.host, url.port);
     let unknown = |why: String| {

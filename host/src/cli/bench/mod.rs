@@ -31,8 +31,8 @@ use crate::admin::Endpoint;
 use crate::time::millis;
 use statehouse_config::{BrokerUrl, limits, size};
 use statehouse_loadgen::{
-    Broken, Catalogue, Encryption, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role, listener,
-    put_on_until, socket_listener,
+    Broken, Catalogue, Encryption, Job, Live, LoadError, Mqtt, Outcome, Pace, Plan, Role,
+    limits as load_limits, listener, put_on, socket_listener,
 };
 
 /// Requests in flight on each connection while keys are set before a run and removed after it.
@@ -61,6 +61,7 @@ const FILL_CONNECTIONS: usize = 16;
 /// core, or half of the cores if there are more: run it on another machine to measure a store at
 /// its limit.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Load")]
 #[command(after_help = "\
 Examples:
   statehouse bench                                        # 50 clients, one request at a time
@@ -76,68 +77,66 @@ Exit codes: 0 all requests were answered correctly, 1 some were not, 2 usage, 3 
 answer, 4 refused, 130 ended by SIGINT, 143 ended by SIGTERM.")]
 pub(super) struct Args {
     /// Number of clients that send requests
-    #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(1..=statehouse_loadgen::limits::LOAD_CONNECTIONS_MAX as u64))]
+    #[arg(long, value_name = "N", default_value_t = 50,
+          value_parser = clap::value_parser!(u64).range(1..=load_limits::LOAD_CONNECTIONS_MAX as u64))]
     connections: u64,
 
     /// Requests in flight per client [default: 1; with --rate as many as the server allows]
-    #[arg(long, value_name = "N", help_heading = "Load",
-          value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     in_flight: Option<u16>,
 
     /// Requests per second of all clients together, each sent at its due time regardless of earlier
     /// responses
-    #[arg(long, value_name = "N", help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(1..=statehouse_loadgen::limits::LOAD_RATE_MAX))]
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u64).range(1..=load_limits::LOAD_RATE_MAX))]
     rate: Option<u64>,
 
     /// How long to measure
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration, help_heading = "Load")]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     duration: Duration,
 
     /// How long to run before the measurement
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration, help_heading = "Load")]
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
     warm_up: Duration,
 
     /// Number of keys
-    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(1..=statehouse_loadgen::limits::LOAD_KEYS_MAX))]
+    #[arg(long, value_name = "N", default_value_t = 10_000,
+          value_parser = clap::value_parser!(u64).range(1..=load_limits::LOAD_KEYS_MAX))]
     keys: u64,
 
     /// Length of each value
-    #[arg(long, value_name = "BYTES", default_value = "64", help_heading = "Load",
-          value_parser = value_bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = value_bytes)]
     value_bytes: u64,
 
     /// Percentage of GETs; the other requests are SETs
-    #[arg(long, value_name = "PERCENT", default_value_t = 50, help_heading = "Load",
+    #[arg(long, value_name = "PERCENT", default_value_t = 50,
           value_parser = clap::value_parser!(u8).range(0..=100))]
     reads: u8,
 
     /// Additional clients, each of which watches one key; the keys are assigned in order
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(0..=statehouse_loadgen::limits::LOAD_CONNECTIONS_MAX as u64))]
+    #[arg(long, value_name = "N", default_value_t = 0,
+          value_parser = clap::value_parser!(u64).range(0..=load_limits::LOAD_CONNECTIONS_MAX as u64))]
     watchers: u64,
 
     /// Seed of the request sequence
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
     /// Measure once for each value: connections=N,N,... or rate=N,N,...
-    #[arg(long, value_name = "WHAT=N,N,...", help_heading = "Load")]
+    #[arg(long, value_name = "WHAT=N,N,...")]
     sweep: Option<Sweep>,
 
     /// Threads of the clients [default: half of the cores, at most 8]
-    #[arg(long, value_name = "N", help_heading = "Load",
-          value_parser = clap::value_parser!(u64).range(1..=statehouse_loadgen::limits::LOAD_THREADS_MAX as u64))]
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u64).range(1..=load_limits::LOAD_THREADS_MAX as u64))]
     threads: Option<u64>,
 
     /// Do not set the keys before the run: GETs use the existing keys
-    #[arg(long, help_heading = "Load")]
+    #[arg(long)]
     no_fill: bool,
 
     /// Do not remove the keys at the end
-    #[arg(long, help_heading = "Load")]
+    #[arg(long)]
     keep: bool,
 
     /// Write the results to this file as JSON
@@ -195,7 +194,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         args,
         address,
         encryption: encryption(&target.credentials, &url)?,
-        login: target.credentials.login(&url)?,
+        login: target.credentials.login(Some(&url))?,
         catalogue: Arc::new(Catalogue::new(bounded(args.value_bytes))),
         pid: process.as_ref().map(|(pid, _)| *pid),
         interruption: Interruption::watch(match args.keep {
@@ -260,7 +259,7 @@ impl Bench<'_> {
     fn plan(&self) -> Plan {
         let args = self.args;
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let threads = (cores / 2).clamp(1, statehouse_loadgen::limits::LOAD_THREADS_DEFAULT_MAX);
+        let threads = (cores / 2).clamp(1, load_limits::LOAD_THREADS_DEFAULT_MAX);
         Plan {
             address: self.address,
             encryption: self.encryption.clone(),
@@ -295,7 +294,7 @@ impl Bench<'_> {
                 _ => ControlFlow::Continue(()),
             }
         };
-        Ok(put_on_until(plan, client, watch)?)
+        Ok(put_on(plan, client, watch)?)
     }
 
     /// Measures each point, up to a signal.
@@ -410,11 +409,10 @@ impl Bench<'_> {
     }
 }
 
-/// The requested runs.
 fn points(args: &Args) -> Result<Vec<Point>, Failure> {
     let (low, high) = (
-        statehouse_loadgen::limits::LOAD_DURATION_MIN,
-        statehouse_loadgen::limits::LOAD_DURATION_MAX,
+        load_limits::LOAD_DURATION_MIN,
+        load_limits::LOAD_DURATION_MAX,
     );
     if args.duration < low || args.duration > high || args.warm_up > high {
         return Err(Failure::usage(format!(
@@ -458,10 +456,10 @@ fn points(args: &Args) -> Result<Vec<Point>, Failure> {
     };
     let most = points.iter().map(|point| point.connections).max();
     let in_flight = most.unwrap_or(0) * usize::from(args.in_flight.unwrap_or(1));
-    if in_flight > statehouse_loadgen::limits::LOAD_IN_FLIGHT_MAX {
+    if in_flight > load_limits::LOAD_IN_FLIGHT_MAX {
         return Err(Failure::usage(format!(
             "--connections times --in-flight is {in_flight}; at most {} requests can be on their way",
-            statehouse_loadgen::limits::LOAD_IN_FLIGHT_MAX
+            load_limits::LOAD_IN_FLIGHT_MAX
         )));
     }
     Ok(points)

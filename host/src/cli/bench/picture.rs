@@ -242,17 +242,13 @@ mod tests {
                 && !svg.contains("NaN")
                 && !svg.contains("inf")
         );
-        for place in svg.split("cx=\"").skip(1) {
-            let x: f64 = place.split('"').next().unwrap().parse().unwrap();
-            let y: f64 = place
-                .split("cy=\"")
-                .nth(1)
-                .unwrap()
-                .split('"')
-                .next()
-                .unwrap()
-                .parse()
-                .unwrap();
+        let number = |circle: &str, name: &str| -> f64 {
+            let (_, rest) = circle.split_once(name).unwrap();
+            let (number, _) = rest.split_once('"').unwrap();
+            number.parse().unwrap()
+        };
+        for circle in svg.split("<circle").skip(1) {
+            let (x, y) = (number(circle, "cx=\""), number(circle, "cy=\""));
             assert!(
                 (LEFT..=WIDTH - RIGHT + 0.1).contains(&x)
                     && (TOP - 0.1..=HEIGHT - BOTTOM + 0.1).contains(&y),

@@ -21,7 +21,6 @@ pub(super) struct Point {
     pub(super) rate: Option<u64>,
 }
 
-/// The results of the command.
 pub(super) struct Report<'a> {
     pub(super) args: &'a Args,
     pub(super) address: SocketAddr,
@@ -31,13 +30,11 @@ pub(super) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Errors of all runs.
     pub(super) fn errors(&self) -> u64 {
         let each = self.measured.iter().map(|(_, it)| it.tally.errors.count());
         each.sum()
     }
 
-    /// The report for people.
     pub(super) fn text(&self) -> String {
         let mut text = self.heading();
         match &self.measured[..] {
@@ -93,20 +90,12 @@ impl Report<'_> {
 
     fn one(&self, text: &mut String, point: &Point, outcome: &Outcome) {
         let tally = &outcome.tally;
-        let _ = writeln!(
-            text,
-            "{:<10}{:>12}{:>12}{:>12}{:>12}{:>12}",
-            "", "requests/s", "p50 us", "p99 us", "p99.9 us", "max us"
-        );
+        let _ = writeln!(text, "{:<10}{HEADING}", "");
         for (name, per_second, latencies) in rows(outcome) {
             if latencies.count() == 0 && name != "all" {
                 continue;
             }
-            let _ = write!(text, "{name:<10}{per_second:>12.0}");
-            for figure in quantiles(&latencies) {
-                let _ = write!(text, "{:>12}", micros(figure));
-            }
-            text.push('\n');
+            let _ = writeln!(text, "{name:<10}{}", columns(per_second, &latencies));
         }
         let _ = writeln!(
             text,
@@ -153,23 +142,13 @@ impl Report<'_> {
     fn sweep(&self, text: &mut String, all: &[(Point, Outcome)]) {
         let _ = writeln!(
             text,
-            "{:<20}{:>12}{:>12}{:>12}{:>12}{:>12}{:>10}{:>12}{:>8}",
-            "",
-            "requests/s",
-            "p50 us",
-            "p99 us",
-            "p99.9 us",
-            "max us",
-            "errors",
-            "CPU us each",
-            "MB"
+            "{:<20}{HEADING}{:>10}{:>12}{:>8}",
+            "", "errors", "CPU us each", "MB"
         );
         for (point, outcome) in all {
-            let _ = write!(text, "{:<20}{:>12.0}", point.name, outcome.per_second());
-            for figure in quantiles(&outcome.tally.latencies()) {
-                let _ = write!(text, "{:>12}", micros(figure));
-            }
-            let _ = write!(text, "{:>10}", outcome.tally.errors.count());
+            let (name, errors) = (&point.name, outcome.tally.errors.count());
+            let columns = columns(outcome.per_second(), &outcome.tally.latencies());
+            let _ = write!(text, "{name:<20}{columns}{errors:>10}");
             let _ = match &outcome.server {
                 Some(usage) => writeln!(
                     text,
@@ -263,6 +242,14 @@ pub(super) fn quantiles(it: &Latencies) -> [f64; 4] {
         it.quantile_us(0.999),
         it.max_us(),
     ]
+}
+
+/// The heading of [`columns`].
+const HEADING: &str = "  requests/s      p50 us      p99 us    p99.9 us      max us";
+
+fn columns(per_second: f64, latencies: &Latencies) -> String {
+    let figures = quantiles(latencies).map(|it| format!("{:>12}", micros(it)));
+    format!("{per_second:>12.0}{}", figures.concat())
 }
 
 /// Rounds to the digits that are meaningful.

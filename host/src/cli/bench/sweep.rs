@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use statehouse_loadgen::limits;
+
 /// One setting and its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Sweep {
@@ -15,11 +17,8 @@ impl FromStr for Sweep {
     fn from_str(text: &str) -> Result<Self, String> {
         let (what, values) = text.split_once('=').ok_or(FORM)?;
         let (max, sweep): (u64, fn(Vec<u64>) -> Self) = match what {
-            "connections" => (
-                statehouse_loadgen::limits::LOAD_CONNECTIONS_MAX as u64,
-                Self::Connections,
-            ),
-            "rate" => (statehouse_loadgen::limits::LOAD_RATE_MAX, Self::Rate),
+            "connections" => (limits::LOAD_CONNECTIONS_MAX as u64, Self::Connections),
+            "rate" => (limits::LOAD_RATE_MAX, Self::Rate),
             _ => return Err(FORM.to_owned()),
         };
         let values = values.split(',').map(|value| {
@@ -31,10 +30,10 @@ impl FromStr for Sweep {
         });
         let values = values.collect::<Result<Vec<u64>, String>>()?;
         match values.len() {
-            0..=statehouse_loadgen::limits::LOAD_SWEEP_MAX => Ok(sweep(values)),
+            0..=limits::LOAD_SWEEP_MAX => Ok(sweep(values)),
             count => Err(format!(
                 "{count} values, and at most {}",
-                statehouse_loadgen::limits::LOAD_SWEEP_MAX
+                limits::LOAD_SWEEP_MAX
             )),
         }
     }
@@ -53,10 +52,7 @@ mod tests {
             Ok(Sweep::Connections(vec![1, 10]))
         );
         assert_eq!("rate=5, 7".parse(), Ok(Sweep::Rate(vec![5, 7])));
-        let many = format!(
-            "rate={}",
-            vec!["1"; statehouse_loadgen::limits::LOAD_SWEEP_MAX + 1].join(",")
-        );
+        let many = format!("rate={}", vec!["1"; limits::LOAD_SWEEP_MAX + 1].join(","));
         for bad in [
             "",
             "rate",

@@ -22,7 +22,6 @@ use statehouse_config::percent;
 /// renewed some 26 000 times a day, and the history reaches back a day.
 const RENEWALS_MAX: usize = 100_000;
 
-/// Prints who holds the lock.
 pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
     let name = Bytes::copy_from_slice(args.name.as_bytes());
     let mut key = slice::from_ref(&name);

@@ -39,26 +39,15 @@ Examples:
 pub(in crate::cli) struct Args {
     /// The directory of the project
     #[arg(default_value = ".")]
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
 
     /// The output file [default: NAME.wasm in the project]
     #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    pub(super) output: Option<PathBuf>,
 
     /// Build without network access
     #[arg(long)]
-    offline: bool,
-}
-
-impl Args {
-    /// A build of this project into its own directory.
-    pub(super) fn of(dir: PathBuf, offline: bool) -> Self {
-        Self {
-            dir,
-            output: None,
-            offline,
-        }
-    }
+    pub(super) offline: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {

@@ -57,7 +57,6 @@ impl Args {
     }
 }
 
-/// Parses a percentage of clients.
 fn percentage(text: &str) -> Result<u8, String> {
     match text.parse() {
         Ok(it @ 1..=100) => Ok(it),

@@ -80,14 +80,23 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
 
 /// Builds and tests the policy. Returns its file, or none if it is not fit.
 fn build_and_test(args: &Args) -> Result<Option<Vec<u8>>, Failure> {
-    let (policy, exit) = build::build(&build::Args::of(args.dir.clone(), args.offline))?;
+    let (policy, mut exit) = build::build(&build::Args {
+        dir: args.dir.clone(),
+        output: None,
+        offline: args.offline,
+    })?;
     let tests = args.dir.join("tests");
-    if exit != Exit::Done
-        || (tests.is_dir() && test::run(&test::Args::of(policy.clone(), tests))? != Exit::Done)
-    {
-        return Ok(None);
+    if exit == Exit::Done && tests.is_dir() {
+        exit = test::run(&test::Args {
+            policy: policy.clone(),
+            transcripts: vec![tests],
+            ..test::Args::default()
+        })?;
     }
-    Ok(Some(read_policy(&policy)?))
+    Ok(match exit {
+        Exit::Done => Some(read_policy(&policy)?),
+        _ => None,
+    })
 }
 
 /// Promotes a build. While the store does not answer, waits until it does or until a file differs

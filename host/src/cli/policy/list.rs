@@ -46,8 +46,8 @@ const HEAD: [&str; 7] = [
 ];
 
 fn in_words(listing: &Json) -> String {
-    let policies = listing["policies"].as_array().into_iter().flatten();
-    let rows = policies.map(|view| {
+    let policies = || listing["policies"].as_array().into_iter().flatten();
+    let rows = policies().map(|view| {
         let roles = view["roles"].as_array().into_iter().flatten();
         let roles: Vec<String> = roles.map(text).collect();
         let failures = view["failures"].as_object().into_iter().flatten();
@@ -68,8 +68,23 @@ fn in_words(listing: &Json) -> String {
     });
     let mut out = table::of(HEAD, rows, 3);
     out.push_str(&origins(listing));
-    out.push_str(&last_failures(listing));
-    out.push_str(&hidden_states(listing));
+    for view in policies() {
+        let last = &view["last_failure"];
+        if let Some(at_ms) = last["at_ms"].as_u64() {
+            let policy = named(listing, &view["digest"]);
+            let (at, why) = (utc(at_ms), message(&last["why"]));
+            out.push_str(&format!("last failure of {policy}, {at}: {why}\n"));
+        }
+    }
+    for view in policies() {
+        if let Some(requests @ 1..) = view["impure"].as_u64() {
+            let policy = named(listing, &view["digest"]);
+            let requests = count(requests, "request");
+            out.push_str(&format!(
+                "hidden state of {policy}: a fresh instance answered {requests} differently\n"
+            ));
+        }
+    }
     out.push_str(&assignment(listing));
     out
 }
@@ -97,7 +112,6 @@ fn origins(listing: &Json) -> String {
     out
 }
 
-/// The author of a change.
 fn author(act: &Json) -> String {
     let user = match &act["user"] {
         Json::Null => String::new(),
@@ -116,35 +130,6 @@ fn author(act: &Json) -> String {
         Some("guard") => "the guard, as a rollback".to_owned(),
         _ => text(&act["path"]),
     }
-}
-
-/// The cause of the last failure of each policy that failed.
-fn last_failures(listing: &Json) -> String {
-    let mut out = String::new();
-    for view in listing["policies"].as_array().into_iter().flatten() {
-        let last = &view["last_failure"];
-        if let Some(at_ms) = last["at_ms"].as_u64() {
-            let policy = named(listing, &view["digest"]);
-            let (at, why) = (utc(at_ms), message(&last["why"]));
-            out.push_str(&format!("last failure of {policy}, {at}: {why}\n"));
-        }
-    }
-    out
-}
-
-/// The policies that gave other responses on fresh instances.
-fn hidden_states(listing: &Json) -> String {
-    let mut out = String::new();
-    for view in listing["policies"].as_array().into_iter().flatten() {
-        if let Some(requests @ 1..) = view["impure"].as_u64() {
-            let policy = named(listing, &view["digest"]);
-            let requests = count(requests, "request");
-            out.push_str(&format!(
-                "hidden state of {policy}: a fresh instance answered {requests} differently\n"
-            ));
-        }
-    }
-    out
 }
 
 /// The rest of the assignment, which does not fit into the table.

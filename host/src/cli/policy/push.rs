@@ -419,7 +419,7 @@ fn broker(text: &str) -> Result<BrokerUrl, String> {
 fn place(args: &Args) -> Result<Place, Failure> {
     let (url, credentials) = (&args.broker, &args.credentials);
     let tls = credentials.tls(url)?;
-    let login = credentials.login(url)?;
+    let login = credentials.login(Some(url))?;
     Ok(Place {
         host: url.host.clone(),
         port: url.port,

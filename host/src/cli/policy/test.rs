@@ -25,7 +25,7 @@ use statehouse_testkit::{Harness, conformance, transcript};
 /// Exit code 1 if the file is no policy, if a line differs that --update cannot correct, if the
 /// policy fails at a request or when a key expires, or if it keeps hidden state. A failure is never
 /// an expected result: --update does not write it.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 Examples:
   statehouse policy test setpoint.wasm tests/setpoint.txt
@@ -48,41 +48,27 @@ The table in docs/policies.md, \"Transcripts\", has all lines and options.
 review them.")]
 pub(in crate::cli) struct Args {
     /// The policy (.wasm component or core module), or `builtin` for the standard one
-    policy: PathBuf,
+    pub(super) policy: PathBuf,
 
     /// Transcripts, or directories of transcripts
     #[arg(required_unless_present = "conformance")]
-    transcripts: Vec<PathBuf>,
+    pub(super) transcripts: Vec<PathBuf>,
 
     /// Also run the transcripts of the published protocol, in all dialects
     #[arg(long)]
-    conformance: bool,
+    pub(super) conformance: bool,
 
     /// Start with the table of this backup, as `statehouse snapshot` writes it
     #[arg(long, value_name = "FILE")]
-    snapshot: Option<PathBuf>,
+    pub(super) snapshot: Option<PathBuf>,
 
     /// Write the actual results into the transcripts
     #[arg(long)]
-    update: bool,
+    pub(super) update: bool,
 
     /// Print a JSON object for each transcript, one per line
     #[arg(long)]
-    json: bool,
-}
-
-impl Args {
-    /// A test of this policy with the transcripts of a directory.
-    pub(super) fn of(policy: PathBuf, transcripts: PathBuf) -> Self {
-        Self {
-            policy,
-            transcripts: vec![transcripts],
-            conformance: false,
-            snapshot: None,
-            update: false,
-            json: false,
-        }
-    }
+    pub(super) json: bool,
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {

@@ -52,7 +52,6 @@ pub(super) fn named(listing: &Json, digest: &Json) -> String {
     }
 }
 
-/// A number of a response.
 pub(super) fn number(value: &Json) -> String {
     value.as_u64().unwrap_or_default().to_string()
 }

@@ -12,7 +12,6 @@ pub(super) fn time(us: Option<u64>) -> String {
     }
 }
 
-/// Bytes with a unit.
 pub(super) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

@@ -65,6 +65,7 @@ pub(super) struct Args {
 }
 
 /// The figures of one refresh.
+#[derive(Default)]
 struct Figures {
     overview: Overview,
     clients: Option<Clients>,
@@ -109,15 +110,20 @@ async fn print_json(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
-fn text(screen: &Screen) -> Result<String, Failure> {
-    let mut terminal = Terminal::new(TestBackend::new(ONCE.0, ONCE.1)).map_err(unusable)?;
+/// Draws the screen in a terminal of this width and height. Returns its lines.
+fn lines(screen: &Screen, (width, height): (u16, u16)) -> Result<Vec<String>, Failure> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).map_err(unusable)?;
     let shown = terminal.draw(|frame| draw(frame, screen));
     let buffer = shown.map_err(unusable)?.buffer;
-    let lines = buffer.content().chunks(ONCE.0.into()).map(|cells| {
+    let lines = buffer.content().chunks(width.into()).map(|cells| {
         let line: String = cells.iter().map(|cell| cell.symbol()).collect();
         line.trim_end().to_owned()
     });
-    let mut lines: Vec<String> = lines.collect();
+    Ok(lines.collect())
+}
+
+fn text(screen: &Screen) -> Result<String, Failure> {
+    let mut lines = lines(screen, ONCE)?;
     // The last line names the keys.
     lines.pop();
     while lines.last().is_some_and(String::is_empty) {
@@ -133,11 +139,9 @@ fn unusable(error: impl std::fmt::Display) -> Failure {
 /// The figures that a list needs.
 async fn ask(store: &Store, view: View) -> Result<Figures, Failure> {
     let answer = store.overview().await?;
-    let overview: Overview = serde_json::from_value(answer).map_err(unexpected)?;
     let mut figures = Figures {
-        overview,
-        clients: None,
-        slow: None,
+        overview: serde_json::from_value(answer).map_err(unexpected)?,
+        ..Figures::default()
     };
     // A host that does not lead its cluster has no store.
     if figures.overview.rates.is_none() {

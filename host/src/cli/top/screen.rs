@@ -14,9 +14,10 @@ use statehouse_config::limits;
 use statehouse_server::SlowRequests;
 
 /// The list in the lower part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum View {
     /// The keys with the most requests.
+    #[default]
     Keys,
     /// The policies with a role.
     Policies,
@@ -63,7 +64,7 @@ pub(super) enum Next {
     Quit,
 }
 
-/// The state of the screen.
+#[derive(Default)]
 pub(super) struct Screen {
     pub(super) view: View,
     /// The number of the order.
@@ -83,13 +84,7 @@ impl Screen {
     pub(super) fn new(view: View) -> Self {
         Self {
             view,
-            order: 0,
-            top: 0,
-            overview: Overview::default(),
-            clients: None,
-            slow: None,
-            history: VecDeque::new(),
-            problem: None,
+            ..Self::default()
         }
     }
 
@@ -122,7 +117,6 @@ impl Screen {
         }
     }
 
-    /// The user presses a key.
     pub(super) fn press(&mut self, key: KeyEvent) -> Next {
         if key.kind == KeyEventKind::Release {
             return Next::Stay;
@@ -195,14 +189,9 @@ mod tests {
     fn figures_stay_while_the_store_does_not_answer() {
         let mut screen = Screen::new(View::Keys);
         for _ in 0..2 * limits::TOP_HISTORY_MAX {
-            screen.refresh(Ok(Figures {
-                overview: Overview {
-                    store: "here".to_owned(),
-                    ..Overview::default()
-                },
-                clients: None,
-                slow: None,
-            }));
+            let mut figures = Figures::default();
+            figures.overview.store = "here".to_owned();
+            screen.refresh(Ok(figures));
         }
         assert_eq!(screen.history.len(), limits::TOP_HISTORY_MAX);
         screen.refresh(Err(Failure::transport("no answer")));

@@ -1,10 +1,8 @@
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
 use serde_json::json;
 
 use super::*;
 use crate::admin::overview::document::HotKeyRate;
-use crate::cli::top::Figures;
+use crate::cli::top::{Figures, lines};
 
 fn latency(p50: u64) -> serde_json::Value {
     json!({ "count": 9, "p50": p50, "p99": 9 * p50, "max": 10 * p50 })
@@ -50,23 +48,14 @@ fn screen(overview: Overview) -> Screen {
     for _ in 0..2 {
         screen.refresh(Ok(Figures {
             overview: overview.clone(),
-            clients: None,
-            slow: None,
+            ..Figures::default()
         }));
     }
     screen
 }
 
-/// The lines of a terminal of this size.
-fn shown(screen: &Screen, width: u16, height: u16) -> Vec<String> {
-    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| draw(frame, screen)).unwrap();
-    let cells = terminal.backend().buffer().content();
-    let lines = cells.chunks(width.into()).map(|line| {
-        let line: String = line.iter().map(|cell| cell.symbol()).collect();
-        line.trim_end().to_owned()
-    });
-    lines.collect()
+fn drawn(screen: &Screen) -> Vec<String> {
+    lines(screen, (80, 24)).unwrap()
 }
 
 #[test]
@@ -89,12 +78,12 @@ fn a_screen_of_80_by_24_has_everything() {
         "        38   1.0 %  \\u{1b}[2Jhostile…"
     );
     let mut screen = screen(overview());
-    let lines = shown(&screen, 80, 24);
+    let lines = drawn(&screen);
     assert_eq!(lines[..15].join("\n"), expected);
     assert_eq!(lines[23], " 1-5 list   s order: rate   ↑↓ scroll   q quit");
     // Old figures do not say that the store is ready.
     screen.problem = Some("the store does not answer".to_owned());
-    let lines = shown(&screen, 80, 24);
+    let lines = drawn(&screen);
     assert_eq!(lines[0], " plant7 on gw1, 0.1.0, up 1m 33s");
     assert!(
         lines[23].ends_with("old: the store does not answer"),
@@ -108,17 +97,17 @@ fn every_list_is_drawn_in_a_terminal_of_any_size() {
     for view in View::value_variants() {
         (screen.view, screen.top) = (*view, 1_000);
         for (width, height) in [(1, 1), (20, 5), (80, 24), (300, 100)] {
-            shown(&screen, width, height);
+            lines(&screen, (width, height)).unwrap();
         }
     }
     screen.view = View::Policies;
-    let lines = shown(&screen, 80, 24);
+    let lines = drawn(&screen);
     assert!(
         lines[13].starts_with("standard@1.0.0  49f3a3ae  active"),
         "{lines:#?}"
     );
     screen.view = View::Cluster;
-    assert!(shown(&screen, 80, 24)[12].contains("not part of a cluster"));
+    assert!(drawn(&screen)[12].contains("not part of a cluster"));
 }
 
 #[test]
@@ -133,9 +122,9 @@ fn a_list_scrolls_to_its_last_page() {
     };
     let mut screen = screen(overview);
     screen.top = 3;
-    assert!(shown(&screen, 80, 24)[13].ends_with("key-03"));
+    assert!(drawn(&screen)[13].ends_with("key-03"));
     screen.top = 1_000;
-    assert!(shown(&screen, 80, 24)[22].ends_with("key-29"));
+    assert!(drawn(&screen)[22].ends_with("key-29"));
 }
 
 #[test]
@@ -154,7 +143,7 @@ fn a_follower_names_the_leader_and_old_figures_their_age() {
     });
     screen.view = View::Cluster;
     screen.problem = Some("cannot reach http://127.0.0.1:1".to_owned());
-    let lines = shown(&screen, 80, 24);
+    let lines = drawn(&screen);
     assert!(
         lines[0].contains("follower, NOT READY: the cluster has no leader"),
         "{lines:#?}"
