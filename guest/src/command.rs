@@ -197,7 +197,6 @@ pub(crate) struct Unreadable {
     pub(crate) refusal: Refusal,
 }
 
-/// Parses a payload.
 pub(crate) fn parse(payload: &[u8], dialect: Dialect) -> Result<Command, Unreadable> {
     let no_verb = |refusal| Unreadable {
         verb: None,
@@ -441,14 +440,10 @@ mod tests {
         assert_eq!(options(&[b"NEX", b"PX", b"5"]), Ok((own, Some(5))));
         assert_eq!(options(&[b"PX", b"5", b"NEX"]), Ok((own, Some(5))));
         assert_eq!(options(&[b"NEX", b"x"]), Ok((expected(46, 1), None)));
-        assert_eq!(
-            options(&[b"NEX", b"x", b"PX", b"5"]),
-            Ok((expected(46, 1), Some(5)))
-        );
-        assert_eq!(
-            options(&[b"PX", b"5", b"NEX", b"x"]),
-            Ok((expected(61, 1), Some(5)))
-        );
+        let before = options(&[b"NEX", b"x", b"PX", b"5"]);
+        assert_eq!(before, Ok((expected(46, 1), Some(5))));
+        let behind = options(&[b"PX", b"5", b"NEX", b"x"]);
+        assert_eq!(behind, Ok((expected(61, 1), Some(5))));
         assert_eq!(options(&[b"NEX", b"NX"]), Err(Refusal::Syntax));
         assert_eq!(options(&[b"NEX", b"x", b"y"]), Err(Refusal::Syntax));
     }

@@ -23,7 +23,6 @@ enum Element {
 /// A set of bytes, one bit each.
 type Class = [u64; 4];
 
-/// A compiled pattern.
 pub(crate) struct Glob {
     classes: Vec<Class>,
     /// The elements before the first `*`; the whole pattern if there is none.
@@ -49,7 +48,6 @@ struct Automaton {
 }
 
 impl Glob {
-    /// Compiles a pattern.
     pub(crate) fn new(pattern: &[u8]) -> Result<Self, TooLarge> {
         if pattern.len() > PATTERN_BYTES_MAX {
             return Err(TooLarge);
@@ -100,7 +98,6 @@ impl Glob {
         })
     }
 
-    /// Whether the key matches.
     pub(crate) fn matches(&self, key: &[u8]) -> bool {
         let Some((front, rest)) = key.split_at_checked(self.front.len()) else {
             return false;
@@ -111,18 +108,12 @@ impl Glob {
         let Some(back) = &self.back else {
             return rest.is_empty();
         };
-        let Some((rest, end)) = rest
-            .len()
-            .checked_sub(back.len())
-            .and_then(|at| rest.split_at_checked(at))
-        else {
+        let Some(at) = rest.len().checked_sub(back.len()) else {
             return false;
         };
-        self.fits(back, end)
-            && self
-                .middle
-                .as_ref()
-                .is_none_or(|middle| middle.accepts(rest))
+        let (rest, end) = rest.split_at(at);
+        let middle = self.middle.as_ref();
+        self.fits(back, end) && middle.is_none_or(|middle| middle.accepts(rest))
     }
 
     /// Compares as many bytes as there are elements.
@@ -215,7 +206,7 @@ impl Reader<'_> {
         Some(match byte {
             b'*' => Token::Star,
             b'?' => Token::Any,
-            b'\\' => Token::Byte(self.escaped(byte)),
+            b'\\' => Token::Byte(self.escaped()),
             b'[' if self.closed => match class(self.rest) {
                 Some((class, rest)) => {
                     self.rest = rest;
@@ -231,14 +222,12 @@ impl Reader<'_> {
     }
 
     /// The byte after a `\`; the `\` itself at the end.
-    fn escaped(&mut self, backslash: u8) -> u8 {
-        match self.rest.split_first() {
-            Some((&byte, rest)) => {
-                self.rest = rest;
-                byte
-            }
-            None => backslash,
-        }
+    fn escaped(&mut self) -> u8 {
+        let Some((&byte, rest)) = self.rest.split_first() else {
+            return b'\\';
+        };
+        self.rest = rest;
+        byte
     }
 }
 
@@ -251,14 +240,10 @@ fn class(bytes: &[u8]) -> Option<(Class, &[u8])> {
     let mut class = [0u64; 4];
     loop {
         if let Some(behind) = rest.strip_prefix(b"]") {
-            return Some((
-                if negated {
-                    class.map(|word| !word)
-                } else {
-                    class
-                },
-                behind,
-            ));
+            if negated {
+                class = class.map(|word| !word);
+            }
+            return Some((class, behind));
         }
         let (first, behind) = member(rest)?;
         rest = behind;
@@ -405,11 +390,8 @@ mod tests {
                     last,
                     last.wrapping_add(1),
                 ] {
-                    assert_eq!(
-                        glob.matches(&[byte]),
-                        (first..=last).contains(&byte),
-                        "{pattern:?} {byte}"
-                    );
+                    let is_within = (first..=last).contains(&byte);
+                    assert_eq!(glob.matches(&[byte]), is_within, "{pattern:?} {byte}");
                 }
             }
         }

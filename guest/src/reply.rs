@@ -115,7 +115,6 @@ impl Refusal {
         }
     }
 
-    /// `-ERR <text>`.
     pub(crate) fn frame(&self, dialect: Dialect) -> Frame {
         let text = self.text(dialect);
         let mut head = Vec::with_capacity(text.len() + "-ERR \r\n".len());
@@ -125,16 +124,20 @@ impl Refusal {
 }
 
 /// A reply without a value to splice in.
-pub(crate) fn whole(head: Vec<u8>) -> Frame {
+fn whole(head: Vec<u8>) -> Frame {
     Frame {
         head,
         body: Body::None,
     }
 }
 
-/// `+OK`.
 pub(crate) fn ok() -> Frame {
     whole(b"+OK\r\n".to_vec())
+}
+
+/// KEYNOTIFY without a version, or its STOP: `:0` if there was no watch to end.
+pub(crate) fn done(is_done: bool) -> Frame {
+    if is_done { ok() } else { removed(false) }
 }
 
 /// KEYNOTIFY from a version: there are more changes to send.
@@ -149,11 +152,8 @@ pub(crate) fn absent() -> Frame {
 
 /// DEL, VDEL and STOP: the number of removed entries or watches.
 pub(crate) fn removed(any: bool) -> Frame {
-    whole(if any {
-        b":1\r\n".to_vec()
-    } else {
-        b":0\r\n".to_vec()
-    })
+    let line = if any { b":1\r\n" } else { b":0\r\n" };
+    whole(line.to_vec())
 }
 
 /// A SET whose condition failed.

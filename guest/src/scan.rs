@@ -18,7 +18,6 @@ const TOKEN_VERSION: u8 = 1;
 /// Version and checksum.
 const TOKEN_HEAD_BYTES: usize = 9;
 
-/// Lists one page of keys.
 pub(crate) fn scan(
     host: &mut impl Host,
     request: &Request,
@@ -32,14 +31,8 @@ pub(crate) fn scan(
     let literal = literal_bytes(text);
     let (_, special) = text.split_at_checked(literal).unwrap_or_default();
     let glob = Glob::new(special).map_err(|_| Refusal::Syntax)?;
-    let mut cursor = match token {
-        Some(token) => Some(
-            read_token(bytes(token), text)
-                .ok_or(Refusal::Syntax)?
-                .to_vec(),
-        ),
-        None => None,
-    };
+    let read = |token| read_token(bytes(token), text).ok_or(Refusal::Syntax);
+    let mut cursor = token.map(read).transpose()?.map(<[u8]>::to_vec);
     let prefix = Bytes::Span(Span {
         len: u32::try_from(literal).unwrap_or(pattern.len),
         ..pattern

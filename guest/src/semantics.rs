@@ -14,7 +14,6 @@ use crate::{fence, notify, scan};
 /// many of them read integers of 64 bits with a sign.
 const EXPIRES_MS_MAX: u64 = i64::MAX.unsigned_abs();
 
-/// Executes one request.
 pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
     let command = match command::parse(&request.payload, request.dialect) {
         Ok(command) => command,
@@ -30,10 +29,7 @@ pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
         Command::KeyNotify { key, stop } => key_notify(host, request, *key, *stop),
         Command::Follow(follow) => run_follow(host, request, follow),
         Command::Scan { pattern, token } => {
-            scan::scan(host, request, *pattern, *token).map(|reply| Done {
-                reply,
-                version: None,
-            })
+            scan::scan(host, request, *pattern, *token).map(Done::without_version)
         }
         Command::Meta { key } => meta(host, request, *key),
     };
@@ -43,20 +39,13 @@ pub(crate) fn handle(host: &mut impl Host, request: &Request) -> Outcome {
     } else {
         Repeat::Free
     };
-    let command = Some(command.index());
-    match done {
-        Ok(Done { reply, version }) => Outcome {
-            reply,
-            version,
-            repeat,
-            command,
-        },
-        Err(refusal) => Outcome {
-            reply: refusal.frame(request.dialect),
-            version: None,
-            repeat,
-            command,
-        },
+    let Done { reply, version } =
+        done.unwrap_or_else(|refusal| Done::without_version(refusal.frame(request.dialect)));
+    Outcome {
+        reply,
+        version,
+        repeat,
+        command: Some(command.index()),
     }
 }
 
@@ -70,10 +59,19 @@ fn is_remembered(command: &Command) -> bool {
     }
 }
 
-/// A reply that is no error.
+/// A reply, and the version property of its response.
 struct Done {
     reply: Frame,
     version: Option<Stamp>,
+}
+
+impl Done {
+    fn without_version(reply: Frame) -> Self {
+        Self {
+            reply,
+            version: None,
+        }
+    }
 }
 
 fn run_set(host: &mut impl Host, request: &Request, set: &Set) -> Result<Done, Refusal> {
@@ -123,20 +121,14 @@ fn get(host: &mut impl Host, key: Span) -> Result<Done, Refusal> {
             version: Some(entry.version),
         },
         // Without a version, since a client in Go takes a version as proof that the key exists.
-        None => Done {
-            reply: reply::absent(),
-            version: None,
-        },
+        None => Done::without_version(reply::absent()),
     })
 }
 
 /// META: names and values in pairs, so that later versions can add some.
 fn meta(host: &mut impl Host, request: &Request, key: Span) -> Result<Done, Refusal> {
     let Some(entry) = host.head(&Bytes::Span(key), Access::Read)? else {
-        return Ok(Done {
-            reply: reply::absent(),
-            version: None,
-        });
+        return Ok(Done::without_version(reply::absent()));
     };
     let mut pairs = vec![("bytes", entry.len.to_string())];
     if let Some(expires) = entry.expires {
@@ -164,10 +156,7 @@ fn delete(
     let entry = host.head(&key, Access::Write)?;
     let token = fence::token(request)?;
     let Some(entry) = entry else {
-        return Ok(Done {
-            reply: reply::removed(false),
-            version: None,
-        });
+        return Ok(Done::without_version(reply::removed(false)));
     };
     fence::admit(entry.fence.as_ref(), token.as_ref())?;
     let version = Some(entry.version);
@@ -199,20 +188,13 @@ fn key_notify(
     }
     let key = Bytes::Span(key);
     host.head(&key, Access::Read)?;
-    let reply = if stop {
-        if host.unwatch(&key)? {
-            reply::ok()
-        } else {
-            reply::removed(false)
-        }
+    let is_done = if stop {
+        host.unwatch(&key)?
     } else {
         host.watch(&key)?;
-        reply::ok()
+        true
     };
-    Ok(Done {
-        reply,
-        version: None,
-    })
+    Ok(Done::without_version(reply::done(is_done)))
 }
 
 /// KEYNOTIFY with options of this store. The response has the version of the last change, so that
@@ -235,14 +217,7 @@ fn run_follow(host: &mut impl Host, request: &Request, follow: &Follow) -> Resul
     let since = since.map(|since| version(request, since)).transpose()?;
     if stop {
         let watched = host.unfollow(scope, &key)?;
-        return Ok(Done {
-            reply: if watched {
-                reply::ok()
-            } else {
-                reply::removed(false)
-            },
-            version: None,
-        });
+        return Ok(Done::without_version(reply::done(watched)));
     }
     let reached = match since {
         Some(since) => host.follow_since(scope, &key, since)?,

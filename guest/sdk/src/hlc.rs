@@ -111,21 +111,19 @@ mod tests {
             counter: 1,
             node: "StateStore",
         });
-        assert_eq!(parse("1696374425000:1:StateStore"), expected);
-        assert_eq!(parse("001696374425000:00001:StateStore"), expected);
-        assert_eq!(
-            parse("000000000000000000000000001696374425000:000000000000001:StateStore"),
-            expected
-        );
-        let largest = "18446744073709551615:4294967295:n";
-        assert_eq!(
-            parse(largest),
-            Ok(Reading {
-                wall: u64::MAX,
-                counter: u32::MAX,
-                node: "n"
-            })
-        );
+        for text in [
+            "1696374425000:1:StateStore",
+            "001696374425000:00001:StateStore",
+            "000000000000000000000000001696374425000:000000000000001:StateStore",
+        ] {
+            assert_eq!(parse(text), expected, "{text}");
+        }
+        let largest = Reading {
+            wall: u64::MAX,
+            counter: u32::MAX,
+            node: "n",
+        };
+        assert_eq!(parse("18446744073709551615:4294967295:n"), Ok(largest));
     }
 
     #[test]
@@ -163,14 +161,10 @@ mod tests {
 
     #[test]
     fn written_padded() {
-        assert_eq!(
-            format(1_696_374_425_000, 1, "StateStore"),
-            "001696374425000:00001:StateStore"
-        );
-        assert_eq!(
-            format(u64::MAX, u32::MAX, "n"),
-            "18446744073709551615:4294967295:n"
-        );
+        let padded = format(1_696_374_425_000, 1, "StateStore");
+        assert_eq!(padded, "001696374425000:00001:StateStore");
+        let largest = format(u64::MAX, u32::MAX, "n");
+        assert_eq!(largest, "18446744073709551615:4294967295:n");
     }
 
     #[test]

@@ -39,9 +39,7 @@ mod tests {
         assert!(thrown.is_err());
         let line = LINE.take();
         let message = "assertion `left == right` failed; left: 2; right: 3";
-        assert!(
-            line.contains("src/panics.rs:") && line.ends_with(message),
-            "{line}"
-        );
+        assert!(line.contains("src/panics.rs:"), "{line}");
+        assert!(line.ends_with(message), "{line}");
     }
 }

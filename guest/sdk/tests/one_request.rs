@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::Function;
+use common::{Function, request};
 use statehouse_policy::testing::{Right, Table};
 use statehouse_policy::{
-    Access, Body, Bytes, Dialect, Fault, Frame, Hlc, Host, Outcome, Repeat, Request, Scope, Stamp,
+    Access, Body, Bytes, Fault, Frame, Hlc, Host, Outcome, Repeat, Request, Scope, Stamp,
 };
 
 const NOW_MS: u64 = 1000;
@@ -60,20 +60,9 @@ fn execute(host: &mut dyn Host, request: &Request) -> Outcome {
     }
 }
 
-fn request(words: &str, now: u64) -> Request {
-    Request {
-        payload: words.as_bytes().to_vec(),
-        dialect: Dialect::Sdk,
-        timestamp: None,
-        fencing_token: None,
-        client: Some("client".to_owned()),
-        now,
-    }
-}
-
 /// The counters of the version in the answer, and of the changes that were notified.
 fn run(table: &mut Table, words: &str) -> (Option<u32>, Vec<u32>) {
-    let answer = table.call(&WORDS, &request(words, NOW_MS));
+    let answer = table.call(&WORDS, &request(words.as_bytes(), NOW_MS));
     let deliveries = table.take_deliveries().into_iter();
     (
         answer.version.map(|it| it.counter),
@@ -110,8 +99,8 @@ fn watch_does_not_report_a_key_that_may_not_be_read() {
 #[test]
 fn hidden_keys_take_versions_only_when_put() {
     let mut table = Table::new(NOW_MS);
-    table.call(&WORDS, &request("hide expiring", NOW_MS));
-    let later = request("", NOW_MS + 1);
+    table.call(&WORDS, &request(b"hide expiring", NOW_MS));
+    let later = request(b"", NOW_MS + 1);
     let (key, value) = (owned(b"k"), owned(b"v"));
     let mut host = table.begin(&later);
     assert_eq!(host.head(&key, Access::Hidden), Ok(None), "it has expired");
@@ -129,7 +118,7 @@ fn hidden_keys_take_versions_only_when_put() {
 fn answer_may_have_the_value_of_a_visible_key() {
     let mut table = Table::new(NOW_MS);
     run(&mut table, "put");
-    let answer = table.call(&WORDS, &request("hide stored", NOW_MS));
+    let answer = table.call(&WORDS, &request(b"hide stored", NOW_MS));
     assert_eq!(answer.bytes, b"v\r\n");
 }
 
@@ -139,7 +128,7 @@ fn rights_apply_to_a_key_that_is_also_hidden() {
     let mut table = Table::new(NOW_MS);
     run(&mut table, "put");
     table.deny(Right::Read, b"k");
-    let request = request("", NOW_MS);
+    let request = request(b"", NOW_MS);
     let key = owned(b"k");
     let mut host = table.begin(&request);
     assert_eq!(host.head(&key, Access::Hidden), Ok(None));
@@ -154,7 +143,7 @@ fn rights_apply_to_a_key_that_is_also_hidden() {
 /// Regression: the table accepted fences that the store refuses.
 #[test]
 fn fence_that_no_client_can_send_is_refused() {
-    let request = request("", NOW_MS);
+    let request = request(b"", NOW_MS);
     let mut table = Table::new(NOW_MS);
     let mut host = table.begin(&request);
     let mut put = |wall: u64, node: &str| {

@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use common::Function;
 use statehouse_policy::testing::{Right, Table, Tabled, Transaction, cases};
 use statehouse_policy::{
-    Access, Body, Bytes, Dialect, Fault, Frame, Host, Level, Outcome, Repeat, Request, Scope, Span,
-    Stamp, resp,
+    Access, Body, Bytes, Fault, Frame, Host, Level, Outcome, Repeat, Request, Scope, Span, Stamp,
+    resp,
 };
 
 const COUNTING: Function = Function(count);
@@ -19,21 +19,18 @@ const COUNTING: Function = Function(count);
 fn count(host: &mut dyn Host, request: &Request) -> Outcome {
     let counter = Bytes::Owned(b"counter".to_vec());
     let calls = match host.head(&counter, Access::Hidden) {
-        Ok(Some(_)) => host
-            .load(&counter, 0, 100)
-            .ok()
-            .flatten()
-            .unwrap_or_default(),
+        Ok(Some(_)) => {
+            let loaded = host.load(&counter, 0, 100);
+            loaded.ok().flatten().unwrap_or_default()
+        }
         _ => Vec::new(),
     };
     let calls = [calls.as_slice(), b"i"].concat();
     host.put(&counter, &Bytes::Owned(calls.clone()), None, None, None)
         .expect("no quota");
     // A staged write is visible at once.
-    assert_eq!(
-        host.load(&counter, 1, 1),
-        Ok(Some(calls.iter().skip(1).take(1).copied().collect()))
-    );
+    let second: Vec<u8> = calls.iter().skip(1).take(1).copied().collect();
+    assert_eq!(host.load(&counter, 1, 1), Ok(Some(second)));
     host.count("calls", 1);
     if host.log_enabled(Level::Info) {
         host.log(Level::Info, "called");
@@ -43,14 +40,8 @@ fn count(host: &mut dyn Host, request: &Request) -> Outcome {
         len: u32::try_from(request.payload.len()).expect("short"),
     };
     let version = host.property("value").and_then(|value| {
-        let stored = host.put(
-            &Bytes::Span(key),
-            &Bytes::Owned(value.into_bytes()),
-            None,
-            None,
-            None,
-        );
-        stored.ok()
+        let (key, value) = (Bytes::Span(key), Bytes::Owned(value.into_bytes()));
+        host.put(&key, &value, None, None, None).ok()
     });
     let head = format!("{}:", calls.len()).into_bytes();
     Outcome {
@@ -65,14 +56,7 @@ fn count(host: &mut dyn Host, request: &Request) -> Outcome {
 }
 
 fn request(payload: &[u8]) -> Request {
-    Request {
-        payload: payload.to_vec(),
-        dialect: Dialect::Sdk,
-        timestamp: None,
-        fencing_token: None,
-        client: Some("client".to_owned()),
-        now: 1000,
-    }
+    common::request(payload, 1000)
 }
 
 fn owned(bytes: &[u8]) -> Bytes {
@@ -86,33 +70,22 @@ fn hidden_keys_are_the_policys_own() {
     table.deny(Right::Write, b"counter");
     table.set_property("value", "v");
     table.set_property("value", "second");
-    assert_eq!(
-        table.call(&COUNTING, &request(b"counter")).bytes,
-        b"1:counter\r\n"
-    );
+    let answer = table.call(&COUNTING, &request(b"counter"));
+    assert_eq!(answer.bytes, b"1:counter\r\n");
     let answer = table.call(&COUNTING, &request(b"other"));
     assert_eq!(answer.bytes, b"2:other\r\n");
     assert_eq!(answer.version.map(|stamp| stamp.wall), Some(1000));
     assert_eq!((table.counter("calls"), table.counter("none")), (2, 0));
-    assert_eq!(
-        table.lines(),
-        [
-            (Level::Info, "called".to_owned()),
-            (Level::Info, "called".to_owned())
-        ]
-    );
+    let line = (Level::Info, "called".to_owned());
+    assert_eq!(table.lines(), [line.clone(), line]);
 
     let request = request(b"");
     let mut host = table.begin(&request);
     // The client's key `counter` is another key, to which it has no right.
-    assert_eq!(
-        host.head(&owned(b"counter"), Access::Read),
-        Err(Fault::Denied)
-    );
-    assert_eq!(
-        host.head(&owned(b"counter"), Access::Write),
-        Err(Fault::Denied)
-    );
+    for access in [Access::Read, Access::Write] {
+        let found = host.head(&owned(b"counter"), access);
+        assert_eq!(found, Err(Fault::Denied), "{access:?}");
+    }
     assert_eq!(host.load(&owned(b"other"), 0, 9), Ok(Some(b"v".to_vec())));
     let page = host.keys(&owned(b""), None, 10).expect("readable");
     assert_eq!((page.keys, page.next), (vec![b"other".to_vec()], None));
@@ -144,15 +117,11 @@ fn staged_writes_are_visible_until_the_transaction_drops() {
     assert_eq!(entry.and_then(|it| it.expires), Some(1000));
     host.put(&key, &value, None, None, Some(1001))
         .expect("no quota");
-    assert!(
-        host.head(&key, Access::Read)
-            .is_ok_and(|entry| entry.is_some())
-    );
+    let entry = host.head(&key, Access::Read).expect("allowed");
+    assert!(entry.is_some());
     host.watch(&key).expect("allowed");
-    assert_eq!(
-        (host.unwatch(&key), host.unwatch(&key)),
-        (Ok(true), Ok(false))
-    );
+    assert_eq!(host.unwatch(&key), Ok(true));
+    assert_eq!(host.unwatch(&key), Ok(false));
     drop(host);
     assert_eq!(table.begin(&request).head(&key, Access::Read), Ok(None));
 }
@@ -234,13 +203,11 @@ fn a_time_beyond_the_skew_is_a_trap() {
         wall: 61_001,
         counter: 0,
     };
-    let _ = Table::new(1000).begin(&request).put(
-        &owned(b"k"),
-        &owned(b"v"),
-        Some(observed),
-        None,
-        None,
-    );
+    let (key, value) = (owned(b"k"), owned(b"v"));
+    let mut table = Table::new(1000);
+    let _ = table
+        .begin(&request)
+        .put(&key, &value, Some(observed), None, None);
 }
 
 /// The calls of a policy in one request.
@@ -354,14 +321,9 @@ fn keys_and_cursors_are_refused_as_by_the_host() {
 #[test]
 fn a_failing_transcript_names_its_line() {
     let run = |text: &str| cases::run(text, &mut Tabled::new(&COUNTING));
-    assert_eq!(
-        run("# nothing\n\n== a case\n>> k\n< free - 1:k\\r\\n\n"),
-        Ok(1)
-    );
-    assert_eq!(
-        run("== a\n>> k\n< free - 1:k\\r\\n\n== b\n>> \\x6b\n< free - 1:k\\r\\n"),
-        Ok(2)
-    );
+    let one = "# nothing\n\n== a case\n>> k\n< free - 1:k\\r\\n\n";
+    let two = "== a\n>> k\n< free - 1:k\\r\\n\n== b\n>> \\x6b\n< free - 1:k\\r\\n";
+    assert_eq!((run(one), run(two)), (Ok(1), Ok(2)));
     for (text, reason) in [
         (
             "== a case\n>> k\n< free - 2:k\\r\\n",
@@ -388,12 +350,15 @@ fn a_failing_transcript_names_its_line() {
         assert!(error.contains(reason), "{text:?} says {error:?}");
     }
     let words = resp::request(&[b"a b", b"", b"\0\\"]);
-    let shown = String::from_utf8_lossy(&words)
-        .replace('\\', "\\\\")
-        .replace('\r', "\\r");
-    let shown = shown.replace('\n', "\\n").replace('\0', "\\x00");
-    assert_eq!(
-        run(&format!("> a\\sb \\e \\0\\\\\n< free - 1:{shown}\\r\\n")),
-        Ok(1)
-    );
+    let mut shown = String::from_utf8_lossy(&words).into_owned();
+    for (it, escape) in [
+        ("\\", "\\\\"),
+        ("\r", "\\r"),
+        ("\n", "\\n"),
+        ("\0", "\\x00"),
+    ] {
+        shown = shown.replace(it, escape);
+    }
+    let text = format!("> a\\sb \\e \\0\\\\\n< free - 1:{shown}\\r\\n");
+    assert_eq!(run(&text), Ok(1));
 }

@@ -5,9 +5,9 @@ mod common;
 #[path = "../examples/tally.rs"]
 mod tally;
 
-use common::{Function, NOTHING};
+use common::{Function, NOTHING, request};
 use statehouse_policy::testing::Table;
-use statehouse_policy::{Bytes, Dialect, Hlc, Host, Outcome, Repeat, Request, resp};
+use statehouse_policy::{Bytes, Hlc, Host, Outcome, Repeat, Request, resp};
 use tally::Tally;
 
 const NOW_MS: u64 = 1_700_000_000_000;
@@ -36,21 +36,14 @@ fn other(host: &mut dyn Host, request: &Request) -> Outcome {
     }
 }
 
-fn request(payload: &[u8], token: Option<&str>, now: u64) -> Request {
-    Request {
-        payload: payload.to_vec(),
-        dialect: Dialect::Sdk,
-        timestamp: None,
-        fencing_token: token.map(str::to_owned),
-        client: Some("watcher".to_owned()),
-        now,
-    }
-}
-
 /// A table in which the other policy has written a key.
 fn table_with(key: &[u8], token: Option<&str>) -> Table {
     let mut table = Table::new(NOW_MS);
-    table.call(&Function(other), &request(key, token, NOW_MS));
+    let request = Request {
+        fencing_token: token.map(str::to_owned),
+        ..request(key, NOW_MS)
+    };
+    table.call(&Function(other), &request);
     table.take_deliveries();
     table
 }
@@ -61,7 +54,7 @@ fn tally_keeps_long_values_and_expiries() {
     let mut table = table_with(b"beers", None);
     let payload = resp::request(&[b"TALLY", b"beers"]);
     for count in 1..=1002 {
-        let answer = table.call(&Tally, &request(&payload, None, NOW_MS));
+        let answer = table.call(&Tally, &request(&payload, NOW_MS));
         assert_eq!(answer.bytes, format!(":{count}\r\n").as_bytes());
     }
     let deliveries = table.take_deliveries();
@@ -77,7 +70,7 @@ fn tally_keeps_long_values_and_expiries() {
     let expired = table.take_deliveries();
     let expired: Vec<_> = expired.iter().map(|it| &it.payload[..]).collect();
     assert_eq!(expired, [resp::request(&[b"NOTIFY", b"DELETE"])]);
-    let answer = table.call(&Tally, &request(&payload, None, NOW_MS + LIFE_MS));
+    let answer = table.call(&Tally, &request(&payload, NOW_MS + LIFE_MS));
     assert_eq!(answer.bytes, b":1\r\n");
 }
 
@@ -86,7 +79,7 @@ fn tally_keeps_long_values_and_expiries() {
 fn tally_refuses_a_fenced_key() {
     let mut table = table_with(b"beers", Some("lock"));
     let payload = resp::request(&[b"TALLY", b"beers"]);
-    let answer = table.call(&Tally, &request(&payload, None, NOW_MS));
+    let answer = table.call(&Tally, &request(&payload, NOW_MS));
     let refusal = b"-ERR a fencing token is required for this request\r\n";
     assert_eq!(answer.bytes, refusal);
     assert!(table.take_deliveries().is_empty());

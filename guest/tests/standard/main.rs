@@ -19,6 +19,11 @@ fn call(table: &mut Table, words: &[&[u8]]) -> Answer {
     table.call(&policy(), &request(words))
 }
 
+/// The bytes of the response.
+fn answer(table: &mut Table, words: &[&[u8]]) -> Vec<u8> {
+    call(table, words).bytes
+}
+
 fn error(text: &str) -> Vec<u8> {
     format!("-ERR {text}\r\n").into_bytes()
 }
@@ -66,9 +71,8 @@ fn routing_finds_the_key() {
     let policy = policy();
     let routed = |words: &[&[u8]]| {
         let payload = resp::request(words);
-        policy
-            .route(&payload)
-            .map(|span| payload[resp::range(span)].to_vec())
+        let key = policy.route(&payload);
+        key.map(|span| payload[resp::range(span)].to_vec())
     };
     for words in [
         &[b"SET" as &[u8], b"key", b"v", b"NX"] as &[&[u8]],
@@ -107,40 +111,36 @@ fn rights_come_before_timestamp_and_fence() {
         assert_eq!((answer.version, answer.repeat), (None, Repeat::Same));
     }
     // The right to read is separate.
-    assert_eq!(call(&mut table, &[b"GET", b"k"]).bytes, b"$1\r\nv\r\n");
-    assert_eq!(call(&mut table, &[b"KEYNOTIFY", b"k"]).bytes, b"+OK\r\n");
-    assert_eq!(
-        call(&mut table, &[b"KEYNOTIFY", b"k", b"STOP"]).bytes,
-        b"+OK\r\n"
-    );
+    assert_eq!(answer(&mut table, &[b"GET", b"k"]), b"$1\r\nv\r\n");
+    assert_eq!(answer(&mut table, &[b"KEYNOTIFY", b"k"]), b"+OK\r\n");
+    let stop: [&[u8]; 3] = [b"KEYNOTIFY", b"k", b"STOP"];
+    assert_eq!(answer(&mut table, &stop), b"+OK\r\n");
     table.deny(Right::Read, b"k");
     for words in [
         &[b"GET" as &[u8], b"k"] as &[&[u8]],
         &[b"KEYNOTIFY", b"k"],
-        &[b"KEYNOTIFY", b"k", b"STOP"],
+        &stop,
         &[b"KEYNOTIFY", b"k", b"FROM", b"no version"],
     ] {
-        assert_eq!(call(&mut table, words).bytes, denied);
+        assert_eq!(answer(&mut table, words), denied, "{words:?}");
     }
-    assert_eq!(call(&mut table, &[b"SCAN", b"*"]).bytes, b"*1\r\n*0\r\n");
+    assert_eq!(answer(&mut table, &[b"SCAN", b"*"]), b"*1\r\n*0\r\n");
 }
 
 #[test]
 fn form_comes_before_rights() {
     let mut table = Table::new(cases::NOW_MS);
     table.deny(Right::Write, b"k");
-    assert_eq!(
-        call(&mut table, &[b"SET", b"k", b"v", b"FOO"]).bytes,
-        error("syntax error")
-    );
+    let answer = answer(&mut table, &[b"SET", b"k", b"v", b"FOO"]);
+    assert_eq!(answer, error("syntax error"));
 }
 
 #[test]
 fn a_quota_forbids_watches() {
     let mut table = Table::new(cases::NOW_MS);
     table.limit_watches(1);
-    assert_eq!(call(&mut table, &[b"KEYNOTIFY", b"a"]).bytes, b"+OK\r\n");
-    assert_eq!(call(&mut table, &[b"KEYNOTIFY", b"a"]).bytes, b"+OK\r\n");
+    assert_eq!(answer(&mut table, &[b"KEYNOTIFY", b"a"]), b"+OK\r\n");
+    assert_eq!(answer(&mut table, &[b"KEYNOTIFY", b"a"]), b"+OK\r\n");
     let refused = call(&mut table, &[b"KEYNOTIFY", b"b"]);
     assert_eq!(refused.bytes, error("the quota has been exceeded"));
     assert_eq!(refused.repeat, Repeat::Free);
@@ -177,7 +177,7 @@ fn an_expiry_is_at_most_the_largest_signed_integer() {
     let mut table = Table::new(cases::NOW_MS);
     let longest = b"9223372036854775807";
     call(&mut table, &[b"SET", b"k", b"v", b"PX", longest]);
-    let meta = call(&mut table, &[b"META", b"k"]).bytes;
+    let meta = answer(&mut table, &[b"META", b"k"]);
     let meta = String::from_utf8_lossy(&meta);
     let expires = "$7\r\nexpires\r\n$19\r\n9223372036854775807\r\n";
     assert!(meta.contains(expires), "{meta}");
@@ -192,20 +192,19 @@ fn a_topic_too_long_for_a_packet_is_refused() {
     let longest = (65_535 - prefix - suffix) / 2 - "client".len();
     let mut table = Table::new(cases::NOW_MS);
     let key = vec![b'k'; longest];
-    assert_eq!(call(&mut table, &[b"KEYNOTIFY", &key]).bytes, b"+OK\r\n");
+    assert_eq!(answer(&mut table, &[b"KEYNOTIFY", &key]), b"+OK\r\n");
     call(&mut table, &[b"SET", &key, b"v"]);
     assert!(table.take_deliveries()[0].topic.len() <= 65_535);
     let key = vec![b'k'; longest + 1];
-    assert_eq!(
-        call(&mut table, &[b"KEYNOTIFY", &key]).bytes,
-        error("syntax error")
-    );
-    assert_eq!(
-        call(&mut table, &[b"KEYNOTIFY", &key, b"STOP"]).bytes,
-        error("syntax error")
-    );
+    for words in [
+        &[b"KEYNOTIFY" as &[u8], &key] as &[&[u8]],
+        &[b"KEYNOTIFY", &key, b"STOP"],
+    ] {
+        let refused = answer(&mut table, words);
+        assert_eq!(refused, error("syntax error"), "{} words", words.len());
+    }
     // Other commands accept such a key.
-    assert_eq!(call(&mut table, &[b"SET", &key, b"v"]).bytes, b"+OK\r\n");
+    assert_eq!(answer(&mut table, &[b"SET", &key, b"v"]), b"+OK\r\n");
 }
 
 #[test]
@@ -225,10 +224,8 @@ fn a_notification_is_a_head_and_the_stored_value() {
         notification.payload.head,
         b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$70000\r\n"
     );
-    assert_eq!(
-        notification.payload.body,
-        Body::Stored(Bytes::Span(Span { at: 0, len: 2 }))
-    );
+    let key = Bytes::Span(Span { at: 0, len: 2 });
+    assert_eq!(notification.payload.body, Body::Stored(key));
 }
 
 const VERSION: Stamp = Stamp {

@@ -3,7 +3,7 @@
 use statehouse_policy::testing::cases;
 use statehouse_policy::testing::{Right, Table};
 
-use crate::{call, error};
+use crate::{answer, call, error};
 
 /// The keys and the token of a SCAN reply.
 fn page(bytes: &[u8]) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
@@ -45,10 +45,10 @@ fn scan_all(table: &mut Table, pattern: &[u8]) -> (Vec<Vec<u8>>, usize) {
     let mut token: Option<Vec<u8>> = None;
     for requests in 1.. {
         let answer = match &token {
-            None => call(table, &[b"SCAN", pattern]),
-            Some(token) => call(table, &[b"SCAN", pattern, token]),
+            None => answer(table, &[b"SCAN", pattern]),
+            Some(token) => answer(table, &[b"SCAN", pattern, token]),
         };
-        let (more, next) = page(&answer.bytes);
+        let (more, next) = page(&answer);
         keys.extend(more);
         token = next;
         if token.is_none() {
@@ -86,10 +86,8 @@ fn a_long_scan_lists_every_key_once() {
     assert_eq!(listed, [b"key2400"]);
     assert_eq!(requests, 3);
     // A pattern of one key examines only that key.
-    assert_eq!(
-        scan_all(&mut table, b"key2400"),
-        (vec![b"key2400".to_vec()], 1)
-    );
+    let only = vec![b"key2400".to_vec()];
+    assert_eq!(scan_all(&mut table, b"key2400"), (only, 1));
     assert_eq!(scan_all(&mut table, b"key"), (Vec::new(), 1));
     assert_eq!(scan_all(&mut table, b"key24"), (Vec::new(), 1));
 }
@@ -124,13 +122,13 @@ fn scan_of_an_escaped_key_looks_beyond_the_first_page() {
 fn a_scan_survives_changes_between_its_pages() {
     let mut expected = numbered(1500);
     let mut table = table_with(&expected);
-    let (mut keys, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);
+    let (mut keys, token) = page(&answer(&mut table, &[b"SCAN", b"*"]));
     let token = token.expect("more to come");
     // Deletes the last listed key and one after it, and sets one before it.
     call(&mut table, &[b"DEL", keys.last().expect("a page has keys")]);
     call(&mut table, &[b"DEL", b"key1400"]);
     call(&mut table, &[b"SET", b"a", b"v"]);
-    let (more, token) = page(&call(&mut table, &[b"SCAN", b"*", &token]).bytes);
+    let (more, token) = page(&answer(&mut table, &[b"SCAN", b"*", &token]));
     assert_eq!(token, None);
     keys.extend(more);
     expected.remove(1400);
@@ -140,24 +138,22 @@ fn a_scan_survives_changes_between_its_pages() {
 #[test]
 fn a_token_is_good_for_its_own_pattern_only() {
     let mut table = table_with(&numbered(1100));
-    let (_, token) = page(&call(&mut table, &[b"SCAN", b"key*"]).bytes);
+    let (_, token) = page(&answer(&mut table, &[b"SCAN", b"key*"]));
     let token = token.expect("more to come");
     let refused = error("syntax error");
-    assert_eq!(call(&mut table, &[b"SCAN", b"ke*", &token]).bytes, refused);
+    assert_eq!(answer(&mut table, &[b"SCAN", b"ke*", &token]), refused);
     for damaged in 0..token.len() {
         let mut token = token.clone();
         token[damaged] ^= 1;
-        assert_eq!(call(&mut table, &[b"SCAN", b"key*", &token]).bytes, refused);
+        assert_eq!(answer(&mut table, &[b"SCAN", b"key*", &token]), refused);
     }
     for len in 0..token.len() {
-        assert_eq!(
-            call(&mut table, &[b"SCAN", b"key*", &token[..len]]).bytes,
-            refused
-        );
+        let cut = &token[..len];
+        assert_eq!(answer(&mut table, &[b"SCAN", b"key*", cut]), refused);
     }
     // A token is neither secret nor state, so it may be used again.
-    let again = call(&mut table, &[b"SCAN", b"key*", &token]).bytes;
-    assert_eq!(call(&mut table, &[b"SCAN", b"key*", &token]).bytes, again);
+    let again = answer(&mut table, &[b"SCAN", b"key*", &token]);
+    assert_eq!(answer(&mut table, &[b"SCAN", b"key*", &token]), again);
     assert_eq!(page(&again).0.len(), 1100 - 1024);
 }
 
@@ -166,7 +162,7 @@ fn a_scan_of_long_keys_is_bounded_in_bytes() {
     let keys = (0..40).map(|n| format!("{n:02}{}", "k".repeat(5000)).into_bytes());
     let keys: Vec<Vec<u8>> = keys.collect();
     let mut table = table_with(&keys);
-    let (_, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);
+    let (_, token) = page(&answer(&mut table, &[b"SCAN", b"*"]));
     assert!(token.is_some());
     let (listed, requests) = scan_all(&mut table, b"*");
     assert_eq!(listed, keys);
@@ -181,7 +177,7 @@ fn a_scan_skips_keys_that_the_client_may_not_read() {
         table.deny(Right::Read, key);
     }
     // An empty page with a token is legal.
-    let (listed, token) = page(&call(&mut table, &[b"SCAN", b"*"]).bytes);
+    let (listed, token) = page(&answer(&mut table, &[b"SCAN", b"*"]));
     assert!(listed.is_empty() && token.is_some());
     assert_eq!(scan_all(&mut table, b"*").0, keys[1400..]);
 }
@@ -192,26 +188,14 @@ fn the_size_of_a_pattern_is_limited() {
     // The literal prefix is not limited.
     let literal = vec![b'a'; 100_000];
     call(&mut table, &[b"SET", &literal, b"v"]);
-    assert_eq!(
-        page(&call(&mut table, &[b"SCAN", &literal]).bytes).0,
-        std::slice::from_ref(&literal)
-    );
     let stars = |len| [literal.as_slice(), &vec![b'*'; len]].concat();
-    assert_eq!(
-        page(&call(&mut table, &[b"SCAN", &stars(4096)]).bytes).0,
-        std::slice::from_ref(&literal)
-    );
-    assert_eq!(
-        call(&mut table, &[b"SCAN", &stars(4097)]).bytes,
-        error("syntax error")
-    );
     let floating = |len| [b"*".as_slice(), &vec![b'a'; len], b"*"].concat();
-    assert_eq!(
-        page(&call(&mut table, &[b"SCAN", &floating(63)]).bytes).0,
-        std::slice::from_ref(&literal)
-    );
-    assert_eq!(
-        call(&mut table, &[b"SCAN", &floating(64)]).bytes,
-        error("syntax error")
-    );
+    for pattern in [literal.clone(), stars(4096), floating(63)] {
+        let (keys, _) = page(&answer(&mut table, &[b"SCAN", &pattern]));
+        assert_eq!(keys, std::slice::from_ref(&literal), "{}", pattern.len());
+    }
+    for pattern in [stars(4097), floating(64)] {
+        let refused = answer(&mut table, &[b"SCAN", &pattern]);
+        assert_eq!(refused, error("syntax error"), "{}", pattern.len());
+    }
 }

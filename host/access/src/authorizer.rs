@@ -25,7 +25,6 @@ pub struct Authorizer {
     cache: Mutex<Cache>,
 }
 
-/// Evaluated grants.
 #[derive(Default)]
 struct Cache {
     /// Connections of the embedded broker, by connection number.

@@ -273,7 +273,6 @@ fn trimmed(text: &str) -> &str {
     }
 }
 
-/// The sorted parts of a name.
 fn parts(name: &Name) -> Subject {
     let all = name.0.iter().flat_map(|part| part.0.iter());
     let mut parts: Vec<_> = all.map(part).collect();

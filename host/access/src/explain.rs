@@ -267,39 +267,37 @@ pub fn warnings(rules: &Rules) -> Vec<(usize, String)> {
                 let warning = "no client of this rule matches the clientIds of this resource, so it allows nothing";
                 warnings.push((rule.line, warning.to_owned()));
             }
-            for (line, text) in resource.open_placeholders(rule.line) {
-                let warning = format!(
-                    "`{text}` also matches names that only begin or end with the client's name, such as `press-10` for `press-1`: put a separator that no name contains next to the placeholder, such as the colon of `{{principal.username}}:*`"
-                );
-                warnings.push((line, warning));
-            }
             warnings.extend(resource.doubtful_texts(rule.line));
-            for Text { line, template } in resource.texts(Action::Publish) {
-                let text = template.text();
-                let why = if text.starts_with(NOTIFICATION_TOPICS) {
-                    "so no rule can allow it to a client"
-                } else if text.starts_with(ADMIN_TOPICS) {
-                    "and takes orders there by their signatures, so no rule counts"
-                } else {
-                    continue;
-                };
-                let warning = format!("only the store publishes to `{text}`, {why}");
-                warnings.push((*line, warning));
-            }
             for action in [Action::Publish, Action::Subscribe] {
                 for Text { line, template } in resource.texts(action) {
-                    let text = template.text();
-                    if text.starts_with("$share/") {
-                        let warning = format!(
-                            "`{text}` matches nothing: rules apply to the filter after the group name of a shared subscription"
-                        );
-                        warnings.push((*line, warning));
-                    }
+                    let warning = without_effect(action, template.text());
+                    warnings.extend(warning.map(|it| (*line, it)));
                 }
             }
         }
     }
     warnings
+}
+
+/// The warning about a topic or filter for which a rule has no effect; none if it has one.
+fn without_effect(action: Action, text: &str) -> Option<String> {
+    let publishes = |prefix: &str| action == Action::Publish && text.starts_with(prefix);
+    let only_the_store = format!("only the store publishes to `{text}`");
+    if publishes(NOTIFICATION_TOPICS) {
+        Some(format!(
+            "{only_the_store}, so no rule can allow it to a client"
+        ))
+    } else if publishes(ADMIN_TOPICS) {
+        Some(format!(
+            "{only_the_store}, and takes orders there by their signatures, so no rule counts"
+        ))
+    } else if text.starts_with("$share/") {
+        Some(format!(
+            "`{text}` matches nothing: rules apply to the filter after the group name of a shared subscription"
+        ))
+    } else {
+        None
+    }
 }
 
 fn numbered(rules: &Rules) -> impl Iterator<Item = (usize, &Rule)> {
@@ -372,26 +370,9 @@ impl Resource {
         }
     }
 
-    /// Client ids and keys in which a placeholder touches another placeholder or, in a pattern, a
-    /// wildcard, each with its line.
-    fn open_placeholders(&self, line: usize) -> impl Iterator<Item = (usize, &str)> {
-        let (keys, are_patterns) = match &self.kind {
-            Kind::Keys {
-                keys, are_patterns, ..
-            } => (&keys[..], *are_patterns),
-            _ => (&[][..], false),
-        };
-        let keys = (keys.iter()).map(move |it| (it.line, &it.template, are_patterns));
-        let clients = self.clients.iter().flatten();
-        let clients = clients.map(move |it| (line, it, true));
-        let open = clients
-            .chain(keys)
-            .filter(|(_, it, is_pattern)| it.has_open_placeholder(*is_pattern));
-        open.map(|(line, it, _)| (line, it.text()))
-    }
-
     /// Warnings about texts of which a part probably does not mean what the operator intends: a
-    /// placeholder that is none, or a pattern that matches nothing.
+    /// placeholder that touches another one or a wildcard, or that is none, or a pattern that
+    /// matches nothing.
     fn doubtful_texts(&self, line: usize) -> Vec<(usize, String)> {
         let (texts, are_patterns) = match &self.kind {
             Kind::Publish(topics) | Kind::Subscribe(topics) => (&topics[..], false),
@@ -406,6 +387,12 @@ impl Resource {
         let mut warnings = Vec::new();
         for (line, template, is_pattern) in clients.chain(texts) {
             let text = template.text();
+            if template.has_open_placeholder(is_pattern) {
+                let warning = format!(
+                    "`{text}` also matches names that only begin or end with the client's name, such as `press-10` for `press-1`: put a separator that no name contains next to the placeholder, such as the colon of `{{principal.username}}:*`"
+                );
+                warnings.push((line, warning));
+            }
             if let Some(literal) = template.misspelt_placeholder() {
                 let warning = format!(
                     "`{literal}` in `{text}` is no placeholder but literal text: placeholders are {{principal.clientId}}, {{principal.username}} and {{principal.attributes.NAME}}"

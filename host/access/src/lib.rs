@@ -191,7 +191,6 @@ impl AccessControl {
     }
 }
 
-/// The files of the access settings.
 struct AccessFiles {
     users: Option<Arc<Watched<Users>>>,
     owners: Option<Arc<Watched<Owners>>>,

@@ -23,7 +23,6 @@ use statehouse_files::watch::Watched;
 /// Why a client is refused, with the text for the client.
 pub(super) type Refusal = (ReasonCode, &'static str);
 
-/// Checks passwords.
 pub(super) struct Logins {
     users: Arc<Watched<Users>>,
     checks: Arc<Semaphore>,

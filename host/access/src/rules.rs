@@ -69,7 +69,6 @@ pub(super) enum Kind {
     Keys {
         read: bool,
         write: bool,
-        /// Whether the keys are patterns.
         are_patterns: bool,
         keys: Vec<Text>,
     },

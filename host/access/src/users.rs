@@ -310,7 +310,6 @@ fn is_hash_of(hash: &PasswordHash<'_>, password: &[u8]) -> bool {
     hashed.is_ok() && Output::new(&out).is_ok_and(|out| out == expected)
 }
 
-/// Hashes a password into `out`.
 fn compute(params: Params, password: &[u8], salt: &[u8], out: &mut [u8]) -> argon2::Result<()> {
     // The allocator caches freed memory for each thread, but returns large allocations to the
     // system at once. Unused blocks are never resident.

@@ -17,16 +17,17 @@ use toml::de::{DeTable, DeValue};
 
 use super::{
     AccessFlags, ClusterFlags, ConfigError, Flags, ForeignFlags, LimitFlags, ListenFlags,
-    TraceFlags,
+    PolicyFlags, StorageFlags, TraceFlags,
 };
 use crate::limits;
 use statehouse_files::watch::read_file;
 
-/// The keys of the file.
 static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     // These fields are the file itself, and groups of settings.
     let others = [
         "config",
+        "policies",
+        "storage",
         "limits",
         "listeners",
         "access",
@@ -36,6 +37,8 @@ static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     ];
     let own = Flags::NAMES.iter().filter(|name| !others.contains(name));
     let groups = [
+        PolicyFlags::NAMES,
+        StorageFlags::NAMES,
         LimitFlags::NAMES,
         ListenFlags::NAMES,
         AccessFlags::NAMES,
@@ -168,6 +171,8 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<Flags, ConfigError> {
     let KnownKeys = parse(path, text)?;
     // Each group is parsed by itself: flattened groups would lose the lines of their errors.
     Ok(Flags {
+        policies: parse(path, text)?,
+        storage: parse(path, text)?,
         limits: parse(path, text)?,
         listeners: parse(path, text)?,
         access: parse(path, text)?,

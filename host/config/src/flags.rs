@@ -24,194 +24,10 @@ settings! {
         #[arg(long, value_name = "FILE", env = "STATEHOUSE_POLICY")]
         pub policy: Option<PathBuf>,
 
-        /// Where the admin API listens (for `statehouse policy` and for metrics), or `off`. Port 0
-        /// chooses a free port. The file `admin` in the data directory holds the address and a
-        /// token that is new at each start. Set a token of your own in STATEHOUSE_ADMIN_TOKEN for
-        /// metrics scrapers and other machines. A Unix socket (unix:/run/statehouse/admin) needs no
-        /// token; only the store's own account and root can connect to it. For operators on other
-        /// machines add https://ADDR:PORT, after a comma or alone: it uses --tls-cert and admits
-        /// users with a role (`statehouse user add NAME --role read`) [default: 127.0.0.1:0]
-        #[arg(
-            long,
-            value_name = "ADDR:PORT|unix:PATH|https://ADDR:PORT",
-            env = "STATEHOUSE_ADMIN",
-            help_heading = "Policies"
-        )]
-        pub admin: Option<AdminAddress>,
-
         /// Also serve metrics and health probes at this address, without a token and nothing else:
         /// for scrapers. Whoever can connect can read them
         #[arg(long, value_name = "ADDR:PORT", env = "STATEHOUSE_METRICS")]
         pub metrics: Option<MetricsAddress>,
-
-        /// A public key (a file, or its digits) whose owner may deliver policies; may be given more
-        /// than once. Without such keys the store accepts every policy from the admin API and the
-        /// watched directory, and no orders over MQTT
-        #[arg(
-            long,
-            value_name = "KEY",
-            env = "STATEHOUSE_TRUSTED_KEYS",
-            value_delimiter = ',',
-            help_heading = "Policies"
-        )]
-        #[serde(deserialize_with = "values::nonempty")]
-        pub trusted_keys: Vec<String>,
-
-        /// Accept unsigned policies although there are trusted keys; orders over MQTT still need a
-        /// signature
-        #[arg(long, env = "STATEHOUSE_ALLOW_UNSIGNED", action = ArgAction::SetTrue, default_value = Switch::UNSET, help_heading = "Policies")]
-        pub allow_unsigned: Switch,
-
-        /// A directory to watch: policies (*.wasm) that appear there are loaded
-        #[arg(
-            long,
-            value_name = "DIR",
-            env = "STATEHOUSE_POLICY_DROP",
-            help_heading = "Policies"
-        )]
-        pub policy_drop: Option<PathBuf>,
-
-        /// What to do with policies from the watched directory [default: load]
-        #[arg(
-            long,
-            value_name = "ACTION",
-            env = "STATEHOUSE_POLICY_DROP_ACTION",
-            help_heading = "Policies"
-        )]
-        pub policy_drop_action: Option<DropAction>,
-
-        /// Roll a policy back after this many failed requests among its last 1000; 0 means never
-        /// [default: 10]
-        #[arg(
-            long,
-            value_name = "N", value_parser = values::number::<u32>,
-            env = "STATEHOUSE_GUARD_FAILURES",
-            help_heading = "Policies"
-        )]
-        #[serde(deserialize_with = "values::file_number")]
-        pub guard_failures: Option<u32>,
-
-        /// Roll a policy back if the average fuel of its last 1000 requests exceeds this; 0 means
-        /// never [default: 0]
-        #[arg(
-            long,
-            value_name = "FUEL", value_parser = values::number::<u64>,
-            env = "STATEHOUSE_GUARD_FUEL",
-            help_heading = "Policies"
-        )]
-        #[serde(deserialize_with = "values::file_number")]
-        pub guard_fuel: Option<u64>,
-
-        /// Re-execute one of every N requests on a fresh instance to detect hidden state (above
-        /// 50000 requests per second, no more than at 50000); 0 means none [default: 1024]
-        #[arg(
-            long,
-            value_name = "N", value_parser = values::number::<u32>,
-            env = "STATEHOUSE_PURITY_SAMPLE",
-            help_heading = "Policies"
-        )]
-        #[serde(deserialize_with = "values::file_number")]
-        pub purity_sample: Option<u32>,
-
-        /// Add the user property policy=NAME@DIGEST to each response
-        #[arg(long, env = "STATEHOUSE_POLICY_PROPERTY", action = ArgAction::SetTrue, default_value = Switch::UNSET, help_heading = "Policies")]
-        pub policy_property: Switch,
-
-        /// The data directory; only one process at a time can use it [default: statehouse-data]
-        #[arg(
-            long,
-            value_name = "DIR",
-            env = "STATEHOUSE_DATA",
-            help_heading = "Durability"
-        )]
-        pub data: Option<PathBuf>,
-
-        /// When a write becomes durable [default: always]
-        #[arg(
-            long,
-            value_name = "WHEN",
-            env = "STATEHOUSE_DURABILITY",
-            help_heading = "Durability"
-        )]
-        pub durability: Option<Durability>,
-
-        /// The longest period of writes that a power cut may lose with --durability interval
-        /// [default: 1s]
-        #[arg(
-            long,
-            value_name = "TIME",
-            env = "STATEHOUSE_SYNC_INTERVAL",
-            help_heading = "Durability"
-        )]
-        pub sync_interval: Option<Span>,
-
-        /// Wait this long, at most 5ms, for more writes to share a flush; spares flash memory, adds
-        /// latency [default: 0ms]
-        #[arg(
-            long,
-            value_name = "TIME",
-            env = "STATEHOUSE_COMMIT_DELAY",
-            help_heading = "Durability"
-        )]
-        pub commit_delay: Option<Span>,
-
-        /// How long history is kept for `history`, `--as-of` and `replay`. That since the second
-        /// newest snapshot is kept at any age, so a store with few writes keeps it longer [default:
-        /// 1d]
-        #[arg(
-            long,
-            value_name = "TIME",
-            env = "STATEHOUSE_HISTORY_RETENTION",
-            help_heading = "Durability"
-        )]
-        pub history_retention: Option<Span>,
-
-        /// Maximum bytes on disk that are kept only for history, beyond the second newest snapshot
-        /// and its log [default: 268435456]
-        #[arg(
-            long,
-            value_name = "BYTES", value_parser = values::size,
-            env = "STATEHOUSE_HISTORY_BYTES",
-            help_heading = "Durability"
-        )]
-        #[serde(deserialize_with = "values::file_size")]
-        pub history_bytes: Option<u64>,
-
-        /// How long an answered request is remembered at most, so that a redelivery gets the same
-        /// response [default: 10m]
-        #[arg(
-            long,
-            value_name = "TIME",
-            env = "STATEHOUSE_DUPLICATE_WINDOW",
-            help_heading = "Durability"
-        )]
-        pub duplicate_window: Option<Span>,
-
-        /// Maximum number of remembered requests, beyond the latest ones of live sessions [default:
-        /// 100000]
-        #[arg(
-            long,
-            value_name = "N", value_parser = values::number::<NonZeroU64>,
-            env = "STATEHOUSE_MAX_DUPLICATES",
-            help_heading = "Durability"
-        )]
-        #[serde(deserialize_with = "values::file_number")]
-        pub max_duplicates: Option<NonZeroU64>,
-
-        /// Maximum bytes of remembered requests [default: a thirty-second of the memory, at most 64
-        /// MiB]
-        #[arg(
-            long,
-            value_name = "BYTES", value_parser = values::nonzero_size,
-            env = "STATEHOUSE_MAX_DUPLICATE_BYTES",
-            help_heading = "Durability"
-        )]
-        #[serde(deserialize_with = "values::nonzero_file_size")]
-        pub max_duplicate_bytes: Option<NonZeroU64>,
-
-        /// Start although the system clock is more than a minute behind the last recorded time
-        #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", action = ArgAction::SetTrue, default_value = Switch::UNSET, help_heading = "Durability")]
-        pub accept_clock: Switch,
 
         /// A TOML file with any of these settings. The file is reloaded within two seconds of a
         /// change, and its limits then apply to the running store
@@ -247,6 +63,16 @@ settings! {
         #[arg(long, value_name = "N", env = "STATEHOUSE_THREADS")]
         pub threads: Option<Threads>,
 
+        /// Policies from outside, their supervision, and the admin API.
+        #[command(flatten)]
+        #[serde(skip)]
+        pub policies: PolicyFlags,
+
+        /// The data directory.
+        #[command(flatten)]
+        #[serde(skip)]
+        pub storage: StorageFlags,
+
         /// Limits of clients.
         #[command(flatten)]
         #[serde(skip)]
@@ -276,5 +102,120 @@ settings! {
         #[command(flatten)]
         #[serde(skip)]
         pub traces: TraceFlags,
+    }
+}
+
+settings! {
+    /// The settings of `serve` for policies and for the admin API, which loads them.
+    #[command(next_help_heading = "Policies")]
+    pub struct PolicyFlags {
+        /// Where the admin API listens (for `statehouse policy` and for metrics), or `off`. Port 0
+        /// chooses a free port. The file `admin` in the data directory holds the address and a
+        /// token that is new at each start. Set a token of your own in STATEHOUSE_ADMIN_TOKEN for
+        /// metrics scrapers and other machines. A Unix socket (unix:/run/statehouse/admin) needs no
+        /// token; only the store's own account and root can connect to it. For operators on other
+        /// machines add https://ADDR:PORT, after a comma or alone: it uses --tls-cert and admits
+        /// users with a role (`statehouse user add NAME --role read`) [default: 127.0.0.1:0]
+        #[arg(long, value_name = "ADDR:PORT|unix:PATH|https://ADDR:PORT", env = "STATEHOUSE_ADMIN")]
+        pub admin: Option<AdminAddress>,
+
+        /// A public key (a file, or its digits) whose owner may deliver policies; may be given more
+        /// than once. Without such keys the store accepts every policy from the admin API and the
+        /// watched directory, and no orders over MQTT
+        #[arg(long, value_name = "KEY", env = "STATEHOUSE_TRUSTED_KEYS", value_delimiter = ',')]
+        #[serde(deserialize_with = "values::nonempty")]
+        pub trusted_keys: Vec<String>,
+
+        /// Accept unsigned policies although there are trusted keys; orders over MQTT still need a
+        /// signature
+        #[arg(long, env = "STATEHOUSE_ALLOW_UNSIGNED", action = ArgAction::SetTrue, default_value = Switch::UNSET)]
+        pub allow_unsigned: Switch,
+
+        /// A directory to watch: policies (*.wasm) that appear there are loaded
+        #[arg(long, value_name = "DIR", env = "STATEHOUSE_POLICY_DROP")]
+        pub policy_drop: Option<PathBuf>,
+
+        /// What to do with policies from the watched directory [default: load]
+        #[arg(long, value_name = "ACTION", env = "STATEHOUSE_POLICY_DROP_ACTION")]
+        pub policy_drop_action: Option<DropAction>,
+
+        /// Roll a policy back after this many failed requests among its last 1000; 0 means never
+        /// [default: 10]
+        #[arg(long, value_name = "N", value_parser = values::number::<u32>, env = "STATEHOUSE_GUARD_FAILURES")]
+        #[serde(deserialize_with = "values::file_number")]
+        pub guard_failures: Option<u32>,
+
+        /// Roll a policy back if the average fuel of its last 1000 requests exceeds this; 0 means
+        /// never [default: 0]
+        #[arg(long, value_name = "FUEL", value_parser = values::number::<u64>, env = "STATEHOUSE_GUARD_FUEL")]
+        #[serde(deserialize_with = "values::file_number")]
+        pub guard_fuel: Option<u64>,
+
+        /// Re-execute one of every N requests on a fresh instance to detect hidden state (above
+        /// 50000 requests per second, no more than at 50000); 0 means none [default: 1024]
+        #[arg(long, value_name = "N", value_parser = values::number::<u32>, env = "STATEHOUSE_PURITY_SAMPLE")]
+        #[serde(deserialize_with = "values::file_number")]
+        pub purity_sample: Option<u32>,
+
+        /// Add the user property policy=NAME@DIGEST to each response
+        #[arg(long, env = "STATEHOUSE_POLICY_PROPERTY", action = ArgAction::SetTrue, default_value = Switch::UNSET)]
+        pub policy_property: Switch,
+    }
+}
+
+settings! {
+    /// The settings of `serve` for its data directory.
+    #[command(next_help_heading = "Durability")]
+    pub struct StorageFlags {
+        /// The data directory; only one process at a time can use it [default: statehouse-data]
+        #[arg(long, value_name = "DIR", env = "STATEHOUSE_DATA")]
+        pub data: Option<PathBuf>,
+
+        /// When a write becomes durable [default: always]
+        #[arg(long, value_name = "WHEN", env = "STATEHOUSE_DURABILITY")]
+        pub durability: Option<Durability>,
+
+        /// The longest period of writes that a power cut may lose with --durability interval
+        /// [default: 1s]
+        #[arg(long, value_name = "TIME", env = "STATEHOUSE_SYNC_INTERVAL")]
+        pub sync_interval: Option<Span>,
+
+        /// Wait this long, at most 5ms, for more writes to share a flush; spares flash memory, adds
+        /// latency [default: 0ms]
+        #[arg(long, value_name = "TIME", env = "STATEHOUSE_COMMIT_DELAY")]
+        pub commit_delay: Option<Span>,
+
+        /// How long history is kept for `history`, `--as-of` and `replay`. That since the second
+        /// newest snapshot is kept at any age, so a store with few writes keeps it longer [default:
+        /// 1d]
+        #[arg(long, value_name = "TIME", env = "STATEHOUSE_HISTORY_RETENTION")]
+        pub history_retention: Option<Span>,
+
+        /// Maximum bytes on disk that are kept only for history, beyond the second newest snapshot
+        /// and its log [default: 268435456]
+        #[arg(long, value_name = "BYTES", value_parser = values::size, env = "STATEHOUSE_HISTORY_BYTES")]
+        #[serde(deserialize_with = "values::file_size")]
+        pub history_bytes: Option<u64>,
+
+        /// How long an answered request is remembered at most, so that a redelivery gets the same
+        /// response [default: 10m]
+        #[arg(long, value_name = "TIME", env = "STATEHOUSE_DUPLICATE_WINDOW")]
+        pub duplicate_window: Option<Span>,
+
+        /// Maximum number of remembered requests, beyond the latest ones of live sessions [default:
+        /// 100000]
+        #[arg(long, value_name = "N", value_parser = values::number::<NonZeroU64>, env = "STATEHOUSE_MAX_DUPLICATES")]
+        #[serde(deserialize_with = "values::file_number")]
+        pub max_duplicates: Option<NonZeroU64>,
+
+        /// Maximum bytes of remembered requests [default: a thirty-second of the memory, at most 64
+        /// MiB]
+        #[arg(long, value_name = "BYTES", value_parser = values::nonzero_size, env = "STATEHOUSE_MAX_DUPLICATE_BYTES")]
+        #[serde(deserialize_with = "values::nonzero_file_size")]
+        pub max_duplicate_bytes: Option<NonZeroU64>,
+
+        /// Start although the system clock is more than a minute behind the last recorded time
+        #[arg(long, env = "STATEHOUSE_ACCEPT_CLOCK", action = ArgAction::SetTrue, default_value = Switch::UNSET)]
+        pub accept_clock: Switch,
     }
 }

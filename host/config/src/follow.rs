@@ -56,7 +56,6 @@ pub fn check(flags: Flags) -> (Config, Vec<ConfigError>) {
     (config, wrong)
 }
 
-/// Rereads the file.
 struct Rereader {
     path: PathBuf,
     /// The flags of the start, with the settings that must not change.

@@ -47,7 +47,7 @@ pub use bounds::{Bounds, LimitFlags};
 pub use cluster::*;
 pub use error::ConfigError;
 pub use file::similar;
-pub use flags::Flags;
+pub use flags::{Flags, PolicyFlags, StorageFlags};
 pub use follow::{Followed, check, load};
 pub use foreign::{ClientId, ForeignConfig, ForeignFlags, OutboxBounds, PresenceKind, Window};
 pub use listeners::{Listen, ListenConfig, ListenError, ListenFlags, Origin, TlsFiles};
@@ -223,7 +223,7 @@ impl Config {
     fn gather(settings: Flags) -> (Self, Vec<ConfigError>) {
         let mut wrong = Wrong::default();
         let cluster = wrong.or_else(ClusterConfig::load(&settings), || None);
-        let durability = settings.durability.unwrap_or(Durability::Always);
+        let durability = settings.storage.durability.unwrap_or(Durability::Always);
         let attached = settings.foreign.broker.is_some();
         let memory = Memory::here();
         let foreign = settings.foreign.clone();
@@ -231,7 +231,7 @@ impl Config {
         let access = settings.access.clone().load();
         let has_access = access.is_ok();
         let mut access = wrong.or_else(access, || settings.access.clone().without_tokens());
-        let AdminAddress { local, tls } = settings.admin.clone().unwrap_or_default();
+        let AdminAddress { local, tls } = settings.policies.admin.clone().unwrap_or_default();
         access.users_are_operators = attached && tls.is_some();
         access.behind_broker = attached;
         if attached && access.is_about_connecting() {
@@ -255,12 +255,12 @@ impl Config {
         let admin_tls = wrong.or_else(admin_tls(tls, listeners.tls.clone(), &access), || None);
 
         let limits = settings.limits.clone();
-        let bounds = limits.load(attached, supervision(&settings), memory);
+        let bounds = limits.load(attached, supervision(&settings.policies), memory);
         let mut bounds = wrong.or_else(bounds, Bounds::default);
         if let Some(most) = connections_for_open_files() {
             bounds.broker.connections_max = bounds.broker.connections_max.min(most);
         }
-        let retention = retention(&settings, memory, &mut wrong);
+        let retention = retention(&settings.storage, memory, &mut wrong);
         let per_session = match foreign {
             // A foreign broker does not reveal when a client can no longer resend a request.
             Some(_) => 0,
@@ -276,10 +276,10 @@ impl Config {
                 ..retention
             },
             sessions: bounds.broker.clone(),
-            ..Storage::of(&settings, durability, &mut wrong)
+            ..Storage::of(&settings.storage, durability, &mut wrong)
         };
-        let policy_drop = settings.policy_drop;
-        let drop_action = settings.policy_drop_action;
+        let policies = settings.policies;
+        let drop_action = policies.policy_drop_action.unwrap_or(DropAction::Load);
         let config = Self {
             transport: match foreign {
                 Some(foreign) => TransportChoice::Foreign(Box::new(foreign)),
@@ -287,7 +287,7 @@ impl Config {
             },
             cluster,
             access,
-            policy_property: settings.policy_property.is_on(),
+            policy_property: policies.policy_property.is_on(),
             policy: match settings.policy {
                 None => PolicyChoice::Last,
                 Some(name) if name.as_os_str() == "builtin" => PolicyChoice::BuiltIn,
@@ -298,10 +298,9 @@ impl Config {
             metrics: (settings.metrics).map(|MetricsAddress(it)| AdminPlace::Tcp(it)),
             slow_threshold: slow_threshold(settings.slow_threshold, &mut wrong),
             traces: wrong.or_else(settings.traces.load(), || None),
-            trusted_keys: settings.trusted_keys,
-            allow_unsigned: settings.allow_unsigned.is_on(),
-            policy_drop: policy_drop
-                .map(|directory| (directory, drop_action.unwrap_or(DropAction::Load))),
+            trusted_keys: policies.trusted_keys,
+            allow_unsigned: policies.allow_unsigned.is_on(),
+            policy_drop: (policies.policy_drop).map(|directory| (directory, drop_action)),
             storage,
             log: settings.log.unwrap_or(LogFormat::Text),
             log_filter: settings.log_filter.unwrap_or_else(|| "info".into()),
@@ -395,7 +394,7 @@ fn slow_threshold(set: Option<Span>, wrong: &mut Wrong) -> Duration {
     Duration::from_millis(wrong.time(set, default_ms, bounds))
 }
 
-fn supervision(settings: &Flags) -> Supervision {
+fn supervision(settings: &PolicyFlags) -> Supervision {
     let default = Supervision::default();
     Supervision {
         guard: GuardSettings {
@@ -408,7 +407,7 @@ fn supervision(settings: &Flags) -> Supervision {
     }
 }
 
-fn retention(settings: &Flags, memory: Memory, wrong: &mut Wrong) -> Retention {
+fn retention(settings: &StorageFlags, memory: Memory, wrong: &mut Wrong) -> Retention {
     let or = |set: Option<NonZeroU64>, default: u64| set.map_or(default, NonZeroU64::get);
     let bytes_max = memory.part(1, limits::DUPLICATE_BYTES_MAX_DEFAULT);
     Retention {
@@ -425,7 +424,7 @@ fn retention(settings: &Flags, memory: Memory, wrong: &mut Wrong) -> Retention {
 
 impl Storage {
     /// The settings that depend on no other part, and defaults for the others.
-    fn of(settings: &Flags, durability: Durability, wrong: &mut Wrong) -> Self {
+    fn of(settings: &StorageFlags, durability: Durability, wrong: &mut Wrong) -> Self {
         let directory = settings.data.clone();
         Self {
             directory: directory.unwrap_or_else(|| PathBuf::from("statehouse-data")),
@@ -456,7 +455,6 @@ impl Storage {
 /// The name of a duration, and its limits in milliseconds and with units.
 type TimeBounds = (&'static str, u64, &'static str, u64, &'static str);
 
-/// A duration with its default.
 fn time(
     set: Option<Span>,
     default_ms: u64,

@@ -20,7 +20,6 @@ impl Memory {
         Self(machine.into_iter().chain(group).min().map(addressable))
     }
 
-    /// A given amount.
     #[cfg(test)]
     pub(super) fn of(bytes: u64) -> Self {
         Self(Some(bytes))

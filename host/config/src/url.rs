@@ -37,7 +37,6 @@ impl Scheme {
         all.find(|it| it.name() == name)
     }
 
-    /// The default port.
     fn port(self) -> u16 {
         match (self.websocket, self.tls) {
             (false, false) => 1883,

@@ -330,6 +330,9 @@ deserialize_by_parsing!(
     Ratio
 );
 
+#[cfg(feature = "cluster")]
+deserialize_by_parsing!(super::cluster::ClusterListen);
+
 /// Parses a string or a number of the file like the value of a flag, so that both give the same
 /// errors.
 struct Parse<T>(fn(&str) -> Result<T, String>);

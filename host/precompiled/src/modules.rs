@@ -152,13 +152,8 @@ mod tests {
         modules.save(&b, b"b").unwrap();
         assert_eq!(modules.load(&a).unwrap(), b"a");
         fs::write(modules.path(&b), b"c").unwrap();
-        assert!(
-            modules
-                .load(&b)
-                .unwrap_err()
-                .to_string()
-                .contains("damaged")
-        );
+        let error = modules.load(&b).unwrap_err().to_string();
+        assert!(error.contains("damaged"), "{error}");
         modules.save(&b, b"b").unwrap();
         assert_eq!(modules.load(&b).unwrap(), b"b");
         let absent = modules.load(&blake3::hash(b"c")).unwrap_err();

@@ -87,11 +87,6 @@ impl DirectoryId {
     }
 }
 
-/// Why the file `admin` names no store of its directory.
-#[derive(Debug, thiserror::Error)]
-#[error("its file `admin` is copied or left over")]
-struct OfOtherDirectory;
-
 impl Endpoint {
     /// The path of the file.
     pub fn path(data: &Path) -> PathBuf {
@@ -111,7 +106,8 @@ impl Endpoint {
         let here = DirectoryId::of(data)?;
         match &file.directory {
             Some(written) if !written.is_same(&here) => {
-                Err(io::Error::new(io::ErrorKind::NotFound, OfOtherDirectory))
+                let why = "its file `admin` is copied or left over";
+                Err(io::Error::new(io::ErrorKind::NotFound, why))
             }
             _ => Ok(file.endpoint),
         }
@@ -194,9 +190,9 @@ impl Operator {
         let (None, Some(role)) = (&self.session, self.role) else {
             return Ok(None);
         };
-        let begin = |login| self.access.sessions.begin(login, role, Instant::now());
+        let sessions = &self.access.sessions;
         Ok(Some(Begun {
-            session: begin(self.login.clone())?,
+            session: sessions.begin(self.login.clone(), role, Instant::now())?,
             about: About {
                 expires_s: Some(limits::ADMIN_SESSION_IDLE_MAX.as_secs()),
                 ..self.about()
@@ -206,11 +202,10 @@ impl Operator {
 
     /// Ends the session of the request. Returns whether it was sent in one.
     pub(super) fn end_session(&self) -> bool {
-        let session = self.session.as_ref();
-        session.is_some_and(|it| {
-            self.access.sessions.end(it.key);
-            true
-        })
+        if let Some(session) = &self.session {
+            self.access.sessions.end(session.key);
+        }
+        self.session.is_some()
     }
 }
 
@@ -293,13 +288,11 @@ impl Access {
     /// page may resolve to this machine, so the requests of that page would look same-origin.
     pub(super) fn check_host(&self, headers: &HeaderMap) -> Result<(), Denial> {
         let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-        match self.loopback && !host.is_some_and(is_loopback) {
-            false => Ok(()),
-            true => Err(denial(
-                StatusCode::FORBIDDEN,
-                "the Host header must name a loopback address",
-            )),
+        if self.loopback && !host.is_some_and(is_loopback) {
+            let why = "the Host header must name a loopback address";
+            return Err(denial(StatusCode::FORBIDDEN, why));
         }
+        Ok(())
     }
 
     /// Refuses a request that another page than the one of this address caused.
@@ -315,13 +308,11 @@ impl Access {
             let shown = origin.as_bytes().strip_prefix(scheme);
             shown.is_some() && shown == host
         });
-        match is_own_site && is_own_origin {
-            true => Ok(()),
-            false => Err(denial(
-                StatusCode::FORBIDDEN,
-                "requests of web pages of other origins are refused: the Origin header must be the scheme and the Host of this address",
-            )),
+        if !is_own_site || !is_own_origin {
+            let why = "requests of web pages of other origins are refused: the Origin header must be the scheme and the Host of this address";
+            return Err(denial(StatusCode::FORBIDDEN, why));
         }
+        Ok(())
     }
 
     fn operator(self: &Arc<Self>, login: Option<Identity>, role: Option<Role>) -> Operator {
@@ -359,30 +350,26 @@ impl Access {
             let role = login.user.as_deref().and_then(|user| users.role(user));
             return Ok(self.operator(Some(login), role));
         }
-        match (bearer, &self.users) {
+        let why = match (bearer, &self.users) {
             // Hashes compare in constant time.
-            (Some(shown), _) if self.token == Some(blake3::hash(shown)) => Ok(local()),
-            (Some(_), _) => Err(denial(
-                StatusCode::UNAUTHORIZED,
-                "the token is not the one of this store: it is in the file `admin` of its data directory, and another one after each start",
-            )),
-            (None, Some(_)) => Err(denial(
-                StatusCode::UNAUTHORIZED,
-                "a login is missing: send a user name and a password (HTTP Basic), or the store's token (Bearer)",
-            )),
-            (None, None) => Err(denial(
-                StatusCode::UNAUTHORIZED,
-                "a token is missing: send `Authorization: Bearer TOKEN` with the one in the file `admin` of the data directory",
-            )),
-        }
+            (Some(shown), _) if self.token == Some(blake3::hash(shown)) => return Ok(local()),
+            (Some(_), _) => {
+                "the token is not the one of this store: it is in the file `admin` of its data directory, and another one after each start"
+            }
+            (None, Some(_)) => {
+                "a login is missing: send a user name and a password (HTTP Basic), or the store's token (Bearer)"
+            }
+            (None, None) => {
+                "a token is missing: send `Authorization: Bearer TOKEN` with the one in the file `admin` of the data directory"
+            }
+        };
+        Err(denial(StatusCode::UNAUTHORIZED, why))
     }
 
     fn of_session(self: &Arc<Self>, secret: &[u8]) -> Result<Operator, Denial> {
         let found = (self.sessions).find(secret, Instant::now(), |user| self.role(user));
-        let found = found.ok_or(denial(
-            StatusCode::UNAUTHORIZED,
-            "the session has ended: log in again",
-        ))?;
+        let why = "the session has ended: log in again";
+        let found = found.ok_or(denial(StatusCode::UNAUTHORIZED, why))?;
         Ok(Operator {
             session: Some(Session {
                 key: found.key,

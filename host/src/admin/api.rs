@@ -78,7 +78,7 @@ use super::query::{bad, number, text, value};
 use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
 use crate::past::json_bytes;
 use crate::policies::delivery::{Gate, ShipError};
-use crate::policies::manager::{Control, Listing};
+use crate::policies::manager::{Control, ControlError, Listing};
 use statehouse_access::explain;
 use statehouse_config::{limits, percent, policy_file_bytes_max};
 use statehouse_core::policy::{Actor, CanaryRule, Selector};
@@ -236,24 +236,17 @@ impl Api {
         gate: Arc<Gate>,
     ) -> Result<Answer, Refusal> {
         match (method, path) {
-            (&Method::GET, ["policies"]) => {
-                self.blocking(move |_| Ok(document(&gate.control().list())))
-                    .await
-            }
+            (&Method::GET, ["policies"]) => self.call(gate, |it| Ok(document(&it.list()))).await,
             (&Method::POST, ["policies"]) => self.load(request, gate).await,
             (&Method::DELETE, ["policies", which]) => {
                 let which = selector(which)?;
-                self.change(move |_| Ok(gate.control().unload(&which)?))
-                    .await
+                self.change(gate, move |it| it.unload(&which)).await
             }
             (&Method::POST, ["policies", which, "promote"]) => {
                 let which = selector(which)?;
-                self.blocking(move |_| Ok(gate.control().promote(&which)?))
-                    .await
+                self.call(gate, move |it| it.promote(&which)).await
             }
-            (&Method::POST, ["rollback"]) => {
-                self.blocking(move |_| Ok(gate.control().rollback()?)).await
-            }
+            (&Method::POST, ["rollback"]) => self.call(gate, Control::rollback).await,
             _ => Err(no_resource(request.uri())),
         }
     }
@@ -278,36 +271,29 @@ impl Api {
                 .await
             }
             (&Method::PUT, ["shadow"]) => {
-                let ShadowBody { policy, per_mille } =
-                    read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
-                let which = selector(&policy)?;
-                self.change(move |_| Ok(gate.control().shadow(Some((&which, per_mille)))?))
+                let body: ShadowBody = read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
+                let which = selector(&body.policy)?;
+                self.change(gate, move |it| it.shadow(Some((&which, body.per_mille))))
                     .await
             }
-            (&Method::DELETE, ["shadow"]) => {
-                self.change(move |_| Ok(gate.control().shadow(None)?)).await
-            }
+            (&Method::DELETE, ["shadow"]) => self.change(gate, |it| it.shadow(None)).await,
             (&Method::PUT, ["canary"]) => {
-                let CanaryBody { policy, rule } =
-                    read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
-                let which = selector(&policy)?;
-                self.change(move |_| Ok(gate.control().canary(Some((&which, rule)))?))
+                let body: CanaryBody = read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
+                let which = selector(&body.policy)?;
+                self.change(gate, move |it| it.canary(Some((&which, body.rule))))
                     .await
             }
-            (&Method::DELETE, ["canary"]) => {
-                self.change(move |_| Ok(gate.control().canary(None)?)).await
-            }
+            (&Method::DELETE, ["canary"]) => self.change(gate, |it| it.canary(None)).await,
             (&Method::PUT, ["routes"]) => {
                 let prefix = prefix(request.uri())?;
-                let RouteBody { policy } = read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
-                let which = selector(&policy)?;
-                self.change(move |_| Ok(gate.control().route(&prefix, Some(&which))?))
+                let body: RouteBody = read(request, limits::ADMIN_DOCUMENT_BYTES_MAX).await?;
+                let which = selector(&body.policy)?;
+                self.change(gate, move |it| it.route(&prefix, Some(&which)))
                     .await
             }
             (&Method::DELETE, ["routes"]) => {
                 let prefix = prefix(request.uri())?;
-                self.change(move |_| Ok(gate.control().route(&prefix, None)?))
-                    .await
+                self.change(gate, move |it| it.route(&prefix, None)).await
             }
             _ => Err(no_resource(request.uri())),
         }
@@ -336,10 +322,8 @@ impl Api {
             }
             (&Method::GET, ["slow"]) => {
                 let from = log::position(request.uri())?.unwrap_or(0);
-                Ok(json(
-                    StatusCode::OK,
-                    &self.sources.server.slow_requests(from),
-                ))
+                let slow = self.sources.server.slow_requests(from);
+                Ok(json(StatusCode::OK, &slow))
             }
             (&Method::GET, ["clients"]) => {
                 let count = client_count(request.uri())?;
@@ -354,7 +338,7 @@ impl Api {
                 let client = client.ok_or_else(|| {
                     bad("name the client, percent-encoded: DELETE /v1/clients?id=ID")
                 })?;
-                self.change(move |api| clients::kick(&api.sources, &client))
+                self.blocking(move |api| clients::kick(&api.sources, &client).map(|()| json!({})))
                     .await
             }
             _ => Err(no_resource(request.uri())),
@@ -458,12 +442,21 @@ impl Api {
         blocking::run("admin", move || f(&api)).await?
     }
 
-    /// Like [`blocking`](Self::blocking), and answers with an empty object.
-    async fn change<F>(self: &Arc<Self>, f: F) -> Result<Answer, Refusal>
+    /// Like [`blocking`](Self::blocking), for a call of the control of `gate`.
+    async fn call<T, F>(self: &Arc<Self>, gate: Arc<Gate>, f: F) -> Result<Answer, Refusal>
     where
-        F: FnOnce(&Self) -> Result<(), Refusal> + Send + 'static,
+        T: serde::Serialize + Send + 'static,
+        F: FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
     {
-        self.blocking(move |api| f(api).map(|()| json!({}))).await
+        self.blocking(move |_| Ok(f(gate.control())?)).await
+    }
+
+    /// Like [`call`](Self::call), and answers with an empty object.
+    async fn change<F>(self: &Arc<Self>, gate: Arc<Gate>, f: F) -> Result<Answer, Refusal>
+    where
+        F: FnOnce(&Control) -> Result<(), ControlError> + Send + 'static,
+    {
+        self.call(gate, move |it| f(it).map(|()| json!({}))).await
     }
 
     fn control(&self) -> &Control {

@@ -38,9 +38,9 @@ pub(super) async fn change(
     let uri = request.uri().clone();
     let (key, fence) = (key(&uri)?, text(&uri, "fence")?);
     if !fence.as_deref().is_none_or(is_version) {
-        return Err(bad(
-            "`fence` must be the version of a lock, such as 001696374425000:00001:StateStore",
-        ));
+        let error =
+            "`fence` must be the version of a lock, such as 001696374425000:00001:StateStore";
+        return Err(bad(error));
     }
     let version = version(&uri)?;
     let set = match request.method() == Method::PUT {
@@ -70,15 +70,12 @@ pub(super) async fn change(
 /// The version that the key must have, or `none` for a key that must not exist.
 fn version(uri: &Uri) -> Result<Option<String>, Refusal> {
     let version = text(uri, "if_version")?;
-    match version
-        .as_deref()
-        .is_none_or(|it| it == "none" || is_version(it))
-    {
-        true => Ok(version),
-        false => Err(bad(
-            "`if_version` must be a version such as 001696374425000:00001:StateStore, or `none` for a key that does not exist",
-        )),
+    let is_good = |it: &str| it == "none" || is_version(it);
+    if !version.as_deref().is_none_or(is_good) {
+        let error = "`if_version` must be a version such as 001696374425000:00001:StateStore, or `none` for a key that does not exist";
+        return Err(bad(error));
     }
+    Ok(version)
 }
 
 /// The command that sets a key to the body of a request.
@@ -90,9 +87,8 @@ async fn set(
 ) -> Result<Bytes, Refusal> {
     let px = text(uri, "px")?;
     if px.as_deref().is_some_and(|px| !is_expiry(px)) {
-        return Err(bad(
-            "`px` must be the milliseconds until the key expires, at least 1",
-        ));
+        let error = "`px` must be the milliseconds until the key expires, at least 1";
+        return Err(bad(error));
     }
     let value = body(request, limits::ADMIN_VALUE_BYTES_MAX as u64).await?;
     let mut words: Vec<&[u8]> = vec![b"SET", key, &value];
@@ -167,43 +163,36 @@ async fn own_session(
         });
     }
     let digest = blake3::hash(unique()?.as_bytes());
-    let number = digest
-        .as_bytes()
-        .first_chunk()
-        .map_or(0, |it| u64::from_be_bytes(*it));
+    let number = digest.as_bytes().first_chunk();
+    let number = number.map_or(0, |it| u64::from_be_bytes(*it));
     let session = Mode::foreign_session(number);
     Ok((session, session.only_connection()))
 }
 
 fn unique() -> Result<String, Refusal> {
-    let failed =
-        |error: std::io::Error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
-    new_token().map_err(failed)
+    new_token().map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }
 
 /// What became of a change.
 fn changed(key: &[u8], response: &OwnResponse) -> Result<Json, Refusal> {
     let OwnResponse { payload, version } = response;
-    let refused = |status, error: String| Err(Refusal::new(status, error));
+    let refused = |error: String| Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error));
     match &payload[..] {
         it if NOT_CHANGED.contains(&it) => Err(not_changed(version.as_deref())),
         NONE_REMOVED => Err(absent()),
         [b'-', error @ ..] => {
             let error = String::from_utf8_lossy(error);
             let error = error.strip_prefix("ERR ").unwrap_or(&error).trim_end();
-            refused(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                format!("the policy refused the change: {}", on_one_line(error)),
-            )
+            let error = on_one_line(error);
+            refused(format!("the policy refused the change: {error}"))
         }
         [b'+' | b':', ..] => Ok(json!({ "key": json_bytes(key), "version": version })),
         other => {
             let shown = Shown::cut(other, statehouse_offline::limits::VALUE_SHOWN_BYTES_MAX);
             let shown = shown.on_one_line();
-            refused(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                format!("the policy gave another response than to SET, DEL and VDEL: {shown}"),
-            )
+            refused(format!(
+                "the policy gave another response than to SET, DEL and VDEL: {shown}"
+            ))
         }
     }
 }
@@ -246,10 +235,8 @@ mod tests {
                 Err(refusal) => (refusal.status.as_u16(), refusal.error),
             }
         };
-        assert_eq!(
-            status(b"+OK\r\n", Some("1:2:n")),
-            (200, "\"1:2:n\"".to_owned())
-        );
+        let (code, version) = status(b"+OK\r\n", Some("1:2:n"));
+        assert_eq!((code, &*version), (200, "\"1:2:n\""));
         assert_eq!(status(b":1\r\n", None).0, 200);
         assert_eq!(status(b":0\r\n", None).0, 404);
         for not_changed in NOT_CHANGED {
@@ -257,13 +244,8 @@ mod tests {
             assert!(code == 409 && why.contains("1:2:n"), "{why}");
         }
         let (code, why) = status(b"-ERR no\x1b[2J\r\n", None);
-        assert_eq!(
-            (code, why),
-            (
-                422,
-                "the policy refused the change: no\\u{1b}[2J".to_owned()
-            )
-        );
+        assert_eq!(code, 422);
+        assert_eq!(why, "the policy refused the change: no\\u{1b}[2J");
         // Regression: quotes were escaped.
         let (_, why) = status("-ERR 'Tür' \\xff\r\n".as_bytes(), None);
         assert_eq!(why, "the policy refused the change: 'Tür' \\xff");

@@ -58,10 +58,8 @@ pub(super) async fn list(sources: &Sources, uri: &Uri) -> Result<Answer, Refusal
     let is_cut = entries.len() < found.len();
     let next = last.filter(|_| is_full || is_cut).map(encode_cursor);
     durable(server, position).await?;
-    Ok(json(
-        StatusCode::OK,
-        &json!({ "entries": entries, "next": next }),
-    ))
+    let listed = json!({ "entries": entries, "next": next });
+    Ok(json(StatusCode::OK, &listed))
 }
 
 fn listed_json(listed: &Listed, node: &str) -> Json {
@@ -85,11 +83,8 @@ fn listed_json(listed: &Listed, node: &str) -> Json {
 fn encode_cursor(name: &[u8]) -> String {
     // Behind a name that is too long, keys that begin like it are left out.
     let kept = name.get(..limits::ADMIN_CURSOR_KEY_BYTES_MAX);
-    let mark = if kept.is_some_and(|it| it.len() < name.len()) {
-        "b"
-    } else {
-        "a"
-    };
+    let is_cut = kept.is_some_and(|it| it.len() < name.len());
+    let mark = if is_cut { "b" } else { "a" };
     format!("{mark}{}", BASE64URL_NOPAD.encode(kept.unwrap_or(name)))
 }
 
@@ -147,13 +142,11 @@ fn start_of(value: &[u8]) -> &[u8] {
 
 /// Waits until what was read is durable, so that a crash cannot revoke it.
 pub(super) async fn durable(server: &Server, position: LogPosition) -> Result<(), Refusal> {
-    match server.reach(position).await {
-        true => Ok(()),
-        false => Err(Refusal::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the latest changes were not durable in time: the disk is too slow, or the store is stopping",
-        )),
+    if !server.reach(position).await {
+        let error = "the latest changes were not durable in time: the disk is too slow, or the store is stopping";
+        return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error));
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -164,11 +157,8 @@ mod tests {
     fn a_cursor_continues_behind_its_name() {
         let decoded = |name: &[u8]| {
             let cursor = encode_cursor(name);
-            assert!(
-                cursor
-                    .bytes()
-                    .all(|it| it.is_ascii_graphic() && it != b'%' && it != b'&')
-            );
+            let is_plain = |it: u8| it.is_ascii_graphic() && it != b'%' && it != b'&';
+            assert!(cursor.bytes().all(is_plain), "{cursor}");
             decode_cursor(b"", b"/", cursor.as_bytes()).unwrap()
         };
         assert_eq!(decoded(b"k\xff"), Bound::Excluded(b"k\xff".to_vec()));

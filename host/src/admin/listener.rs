@@ -28,9 +28,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 /// A bound listener. Clients that connect wait until they are accepted.
 pub(super) enum Listener {
-    Tcp(TcpListener),
-    /// TLS, with the certificates that are in force at the handshake.
-    Tls(TcpListener, Arc<Watched<Certificates>>),
+    /// With TLS if there are certificates: those that are in force at the handshake.
+    Tcp(TcpListener, Option<Arc<Watched<Certificates>>>),
     Unix {
         /// Dropped before the socket closes: until then no other file can have its inode.
         file: SocketFile,
@@ -51,7 +50,7 @@ impl Listener {
     /// Binds the address, within a runtime.
     pub(super) fn bind(place: &AdminPlace) -> io::Result<Self> {
         match place {
-            AdminPlace::Tcp(address) => bind(*address).map(Self::Tcp),
+            AdminPlace::Tcp(address) => bind(*address).map(|it| Self::Tcp(it, None)),
             AdminPlace::Unix(path) => {
                 if has_stale_socket(path)? {
                     fs::remove_file(path)?;
@@ -76,14 +75,14 @@ impl Listener {
         address: SocketAddr,
         certificates: Arc<Watched<Certificates>>,
     ) -> io::Result<Self> {
-        bind(address).map(|listener| Self::Tls(listener, certificates))
+        bind(address).map(|it| Self::Tcp(it, Some(certificates)))
     }
 
     /// The URL of the bound address, with the port that the system chose.
     pub(super) fn url(&self) -> io::Result<String> {
         Ok(match self {
-            Self::Tcp(listener) => format!("http://{}", listener.local_addr()?),
-            Self::Tls(listener, _) => format!("https://{}", listener.local_addr()?),
+            Self::Tcp(listener, None) => format!("http://{}", listener.local_addr()?),
+            Self::Tcp(listener, Some(_)) => format!("https://{}", listener.local_addr()?),
             Self::Unix { file, .. } => format!("unix:{}", file.path.display()),
         })
     }
@@ -92,20 +91,17 @@ impl Listener {
     /// address.
     pub(super) async fn accept(&self) -> io::Result<(Socket, SocketAddr)> {
         match self {
-            Self::Tcp(listener) => {
+            Self::Tcp(listener, certificates) => {
                 let (socket, client) = listener.accept().await?;
-                Ok((Socket::Open(Box::new(socket)), client))
-            }
-            Self::Tls(listener, certificates) => {
-                let (socket, client) = listener.accept().await?;
-                Ok((Socket::Tls(socket, certificates.clone()), client))
+                let socket = match certificates.clone() {
+                    None => Socket::Open(Box::new(socket)),
+                    Some(certificates) => Socket::Tls(socket, certificates),
+                };
+                Ok((socket, client))
             }
             Self::Unix { listener, .. } => {
-                let (socket, _) = listener.accept().await?;
-                Ok((
-                    Socket::Open(Box::new(socket)),
-                    (Ipv4Addr::LOCALHOST, 0).into(),
-                ))
+                let socket = Socket::Open(Box::new(listener.accept().await?.0));
+                Ok((socket, (Ipv4Addr::LOCALHOST, 0).into()))
             }
         }
     }
@@ -155,13 +151,11 @@ pub(crate) fn has_stale_socket(path: &Path) -> io::Result<bool> {
         let error = "the existing file is no socket, so it is not replaced";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, error));
     }
-    match is_listened_at(path)? {
-        true => Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "another process listens there",
-        )),
-        false => Ok(true),
+    if is_listened_at(path)? {
+        let error = "another process listens there";
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, error));
     }
+    Ok(true)
 }
 
 /// Whether a process listens at this socket. The process may be stopped and never accept, so this
@@ -212,10 +206,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (path, place) = place(&directory);
         let listener = Listener::bind(&place).unwrap();
-        assert_eq!(
-            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
         let _client = UnixStream::connect(&path).unwrap();
         assert!(listener.accept().await.is_ok());
         drop(listener);

@@ -227,7 +227,6 @@ impl Admin {
     }
 }
 
-/// Serves one connection to its end.
 async fn connection(
     socket: Socket,
     peer: SocketAddr,

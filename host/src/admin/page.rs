@@ -14,11 +14,8 @@ use hyper::{Method, StatusCode};
 
 use super::answer::{Answer, Refusal, with};
 
-/// A file of the page.
 struct File {
-    /// The path of its URL.
     path: &'static str,
-    /// The media type.
     kind: &'static str,
     bytes: &'static [u8],
 }

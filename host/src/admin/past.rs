@@ -53,7 +53,6 @@ pub struct Reader {
     answers: Arc<Semaphore>,
 }
 
-/// A replay to do.
 pub(super) struct Wanted {
     from: Option<Given<Bound>>,
     to: Option<Given<Bound>>,
@@ -91,7 +90,6 @@ impl Reader {
         directory.is_some_and(DataDirectory::is_current)
     }
 
-    /// The changes of a key.
     pub(super) async fn history(&self, uri: &Uri) -> Result<Answer, Refusal> {
         let max = limits::ADMIN_HISTORY_CHANGES_MAX;
         let key = key(uri)?;
@@ -319,7 +317,7 @@ mod tests {
         wanted.map_err(|refusal| refusal.status.as_u16())
     }
 
-    fn reader_of(copied: Option<Arc<AtomicU64>>) -> Reader {
+    fn reader(copied: Option<Arc<AtomicU64>>) -> Reader {
         Reader::new(Some(DataDirectory {
             path: "/none".into(),
             node: "StateStore".into(),
@@ -327,15 +325,11 @@ mod tests {
         }))
     }
 
-    fn reader() -> Reader {
-        reader_of(None)
-    }
-
     /// It would answer with an old state as if that were the present one.
     #[tokio::test]
     async fn copy_that_has_ended_answers_nothing() {
         let copied = Arc::new(AtomicU64::new(7));
-        let reader = reader_of(Some(copied.clone()));
+        let reader = reader(Some(copied.clone()));
         let uri: Uri = "/v1/value?key=k&as_of=0s".parse().unwrap();
         let refused = async || reader.value(&uri).await.unwrap_err();
         assert!(reader.is_current());
@@ -354,15 +348,11 @@ mod tests {
 
     #[test]
     fn one_replay_runs_at_a_time_and_large_stores_have_none() {
-        let reader = reader();
+        let reader = reader(None);
         let first = wanted(&reader, "from=3&to=2026-11-21T03:00:00Z&limit=1", 0);
         let first = first.ok().unwrap();
-        assert_eq!(
-            first.from,
-            Some(Given::Exactly(Bound::LogPosition(
-                statehouse_wal::LogPosition(3)
-            )))
-        );
+        let third = Bound::LogPosition(statehouse_wal::LogPosition(3));
+        assert_eq!(first.from, Some(Given::Exactly(third)));
         assert_eq!(wanted(&reader, "", 0).err(), Some(503));
         drop(first);
         assert!(wanted(&reader, "", 0).is_ok());
@@ -383,7 +373,7 @@ mod tests {
     /// Otherwise clients that read nothing would hold any number of large answers.
     #[tokio::test]
     async fn few_answers_are_in_memory_until_they_are_sent() {
-        let reader = reader();
+        let reader = reader(None);
         let turn = |reader: &Reader| Turn {
             work: reader.reading.clone().try_acquire_owned().unwrap(),
             answer: reader.answers.clone().try_acquire_owned().unwrap(),
@@ -401,7 +391,7 @@ mod tests {
 
     #[tokio::test]
     async fn reads_of_history_wait_for_each_other() {
-        let reader = reader();
+        let reader = reader(None);
         let turn = reader.reading.clone().acquire_owned().await.unwrap();
         let uri: Uri = "/v1/history?key=k".parse().unwrap();
         let wait = std::time::Duration::from_millis(20);

@@ -61,7 +61,6 @@ pub enum Subject {
     },
 }
 
-/// Admits requests.
 pub(super) struct Requests {
     access: Arc<Access>,
     scope: Scope,

@@ -10,12 +10,10 @@ use super::answer::Refusal;
 use super::query;
 use statehouse_access::roles::Role::{self, Operate, Read, Ship};
 
-/// An endpoint.
 pub(super) struct Endpoint {
     method: Method,
     /// A segment in capitals stands for any segment.
     path: &'static str,
-    /// The role that its requests need.
     pub(super) role: Role,
     /// Its parameters; none if it ignores all.
     parameters: Option<&'static [&'static str]>,
@@ -164,12 +162,8 @@ mod tests {
     fn every_documented_endpoint_has_a_role_and_the_reverse() {
         let table = ENDPOINTS.iter().map(|it| {
             let words: Vec<&str> = it.path.split('/').skip(1).collect();
-            assert!(
-                find(&it.method, &words).is_ok(),
-                "{} {}",
-                it.method,
-                it.path
-            );
+            let is_found = find(&it.method, &words).is_ok();
+            assert!(is_found, "{} {}", it.method, it.path);
             let names = it.parameters.unwrap_or_default();
             let names = names.iter().map(|name| (*name).to_owned()).collect();
             (it.method.to_string(), it.path.to_owned(), names)
@@ -208,10 +202,8 @@ mod tests {
             ("key=k&px=1&px=2", "px"),
         ] {
             let (status, error) = put(query).unwrap_err();
-            assert!(
-                status == 400 && error.contains(&format!("`{named}`")),
-                "{error}"
-            );
+            assert_eq!(status, 400, "{query}");
+            assert!(error.contains(&format!("`{named}`")), "{error}");
         }
         assert!(check(Method::DELETE, "/v1/key", "key=k&px=1").is_err());
         assert!(check(Method::POST, "/v1/rollback", "to=x").is_err());
@@ -228,10 +220,8 @@ mod tests {
         assert_eq!(status(Method::GET, &["v1"]), 404);
         assert_eq!(status(Method::GET, &["v1", "%6Beys"]), 404);
         assert_eq!(status(Method::GET, &["v1", "policies", "a", "b"]), 404);
-        assert_eq!(
-            status(Method::GET, &["v1", "policies", "a", "promote", ""]),
-            404
-        );
+        let longer = ["v1", "policies", "a", "promote", ""];
+        assert_eq!(status(Method::GET, &longer), 404);
         assert_eq!(status(Method::PATCH, &["v1", "policies"]), 405);
         assert_eq!(status(Method::POST, &["metrics"]), 405);
         let promote = ["v1", "policies", "a%2Fb", "promote"];

@@ -146,7 +146,6 @@ impl Sessions {
         session.is_some_and(|it| it.is_good(now, role))
     }
 
-    /// Ends a session.
     pub(super) fn end(&self, key: blake3::Hash) {
         self.lock().retain(|it| it.secret != key);
     }

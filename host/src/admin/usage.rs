@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Sources;
 
-/// The usage of the store.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Usage {
     /// Keys of all clients.
@@ -15,9 +14,7 @@ pub(crate) struct Usage {
     /// The disk; none if the store has none of its own.
     #[serde(default)]
     pub(crate) disk: Option<DiskRoom>,
-    /// The limit of keys of one client.
     pub(crate) max_client_keys: u64,
-    /// The limit of bytes of one client.
     pub(crate) max_client_bytes: u64,
     /// Number of clients that own at least one key.
     pub(crate) owners: u64,
@@ -25,7 +22,6 @@ pub(crate) struct Usage {
     pub(crate) clients: Vec<Owner>,
 }
 
-/// A usage and its limit.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Taken {
     pub(crate) used: u64,
@@ -46,7 +42,6 @@ pub(crate) struct DiskRoom {
     pub(crate) full: bool,
 }
 
-/// A client that owns keys.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Owner {
     /// The client id; empty for a client of a foreign broker that does not give it.

@@ -58,9 +58,7 @@ mod tests {
         let last = COUNTER_END - 1;
         assert_eq!(receive(stamp(20, last - 1), None, 0), stamp(20, last));
         assert_eq!(receive(stamp(20, last), None, 0), stamp(21, 0));
-        assert_eq!(
-            receive(stamp(0, 0), Some(stamp(20, u32::MAX)), 0),
-            stamp(21, 0)
-        );
+        let observed = Some(stamp(20, u32::MAX));
+        assert_eq!(receive(stamp(0, 0), observed, 0), stamp(21, 0));
     }
 }

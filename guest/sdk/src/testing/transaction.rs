@@ -251,7 +251,6 @@ impl<'a> Transaction<'a> {
     }
 }
 
-/// Refuses the empty key.
 fn check_key(key: &[u8]) -> Result<(), Fault> {
     match key.is_empty() {
         true => Err(Fault::Other("the key length is zero".to_owned())),

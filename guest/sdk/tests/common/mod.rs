@@ -1,4 +1,4 @@
-//! A policy that is one function.
+//! A policy that is one function, and its requests.
 
 use statehouse_policy::{
     Body, Change, Dialect, Frame, Host, Info, Notification, Outcome, Policy, Request, Span,
@@ -6,6 +6,18 @@ use statehouse_policy::{
 
 /// Handles every request with this function. Its notifications are empty.
 pub(crate) struct Function(pub(crate) fn(&mut dyn Host, &Request) -> Outcome);
+
+/// A request of the client `client`.
+pub(crate) fn request(payload: &[u8], now: u64) -> Request {
+    Request {
+        payload: payload.to_vec(),
+        dialect: Dialect::Sdk,
+        timestamp: None,
+        fencing_token: None,
+        client: Some("client".to_owned()),
+        now,
+    }
+}
 
 /// No bytes.
 pub(crate) const NOTHING: Frame = Frame {

@@ -211,7 +211,6 @@ impl Lines {
     }
 }
 
-/// Parses the text of a rules file.
 pub(super) fn read(text: &str) -> Result<Vec<Rule>, RulesError> {
     let file: FileText = toml::from_str(text).map_err(Box::new)?;
     if file.rules.is_empty() {

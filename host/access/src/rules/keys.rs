@@ -32,7 +32,6 @@ struct Prefix {
     shorter: Option<usize>,
 }
 
-/// Collects keys and patterns of a [`KeySet`].
 #[derive(Debug, Default)]
 pub(super) struct KeySetBuilder {
     exact: FxHashSet<Box<[u8]>>,

@@ -26,7 +26,6 @@ impl Default for Seal {
 }
 
 impl Seal {
-    /// Encrypts a key.
     pub(super) fn seal(&self, key: &[u8]) -> Vec<u8> {
         let tag = self.tag(key);
         let mut sealed = tag.to_vec();

@@ -13,7 +13,6 @@ use statehouse_protocol::pattern;
 /// The prefix of every placeholder.
 const PREFIX: &str = "{principal.";
 
-/// A text with placeholders.
 #[derive(Debug)]
 pub(crate) struct Template {
     text: Box<str>,

@@ -69,10 +69,8 @@ fn an_origin_has_no_path_and_no_wildcard() {
         "null",
     ] {
         let error = text.parse::<Origin>().unwrap_err();
-        assert!(
-            error.contains("write only scheme, host and port"),
-            "{error}"
-        );
+        let says = "write only scheme, host and port";
+        assert!(error.contains(says), "{error}");
     }
 }
 
@@ -94,108 +92,94 @@ fn an_origin_has_no_default_port() {
 
 #[test]
 fn a_reachable_listener_needs_tls_and_authentication() {
-    let error_of = |flags: ListenFlags, authenticates| {
-        flags
-            .load(&access(authenticates), None)
-            .unwrap_err()
-            .to_string()
-    };
     let plain = "0.0.0.0:1883";
-    let error = error_of(flags(&["127.0.0.1:0", plain]), false);
-    for part in [
-        "mqtt://0.0.0.0:1883",
-        "--listen mqtts://0.0.0.0:1883 --tls-cert FILE --tls-key FILE",
-        "--users FILE",
-        "--insecure",
+    let secure = || certified(&["mqtts://0.0.0.0:8883"]);
+    let advice = "--listen mqtts://0.0.0.0:1883 --tls-cert FILE --tls-key FILE";
+    for (flags, authenticates, says, omits) in [
+        (
+            flags(&["127.0.0.1:0", plain]),
+            false,
+            &["mqtt://0.0.0.0:1883", advice, "--users FILE", "--insecure"][..],
+            None,
+        ),
+        (flags(&[plain]), true, &["--tls-cert FILE"], Some("--users")),
+        (
+            certified(&["wss://0.0.0.0:443"]),
+            false,
+            &["--users FILE"],
+            Some("--tls-cert"),
+        ),
+        // TLS on one listener does not protect another one.
+        (
+            certified(&["mqtts://0.0.0.0:8883", "ws://0.0.0.0:80"]),
+            true,
+            &["ws://0.0.0.0:80", "wss://0.0.0.0:80;"],
+            Some("0.0.0.0:8883"),
+        ),
     ] {
-        assert!(error.contains(part), "{error}");
+        let error = flags.load(&access(authenticates), None).unwrap_err();
+        let error = error.to_string();
+        for part in says {
+            assert!(error.contains(part), "no `{part}` in: {error}");
+        }
+        assert!(omits.is_none_or(|it| !error.contains(it)), "{error}");
     }
-    let error = error_of(flags(&[plain]), true);
-    assert!(
-        error.contains("--tls-cert FILE") && !error.contains("--users"),
-        "{error}"
-    );
-    let error = error_of(certified(&["wss://0.0.0.0:443"]), false);
-    assert!(
-        error.contains("--users FILE") && !error.contains("--tls-cert"),
-        "{error}"
-    );
-    // TLS on one listener does not protect another one.
-    let error = error_of(
-        certified(&["mqtts://0.0.0.0:8883", "ws://0.0.0.0:80"]),
-        true,
-    );
-    assert!(
-        error.starts_with("ws://0.0.0.0:80") && error.contains("wss://0.0.0.0:80;"),
-        "{error}"
-    );
 
-    assert!(
-        certified(&["mqtts://0.0.0.0:8883"])
-            .load(&access(true), None)
-            .is_ok()
-    );
     let risky = ListenFlags {
         insecure: true.into(),
         ..flags(&[plain])
     };
-    assert!(risky.load(&access(false), None).is_ok());
     // A required certificate excludes anonymous clients.
     let required = ListenFlags {
         tls_client_ca: Some("ca".into()),
         tls_client_required: true.into(),
-        ..certified(&["mqtts://0.0.0.0:8883"])
+        ..secure()
     };
-    assert!(required.load(&access(false), None).is_ok());
     let asked = AccessConfig {
         client_certificates: true,
         ..access(false)
     };
-    let server = || certified(&["mqtts://0.0.0.0:8883"]);
-    assert!(server().load(&asked, None).is_ok());
     let everybody = AccessConfig {
         allow_anonymous: true,
         ..access(true)
     };
-    assert!(server().load(&everybody, None).is_err());
-    assert!(
-        flags(&["[::1]:1883", "ws://127.9.9.9:1"])
-            .load(&access(false), None)
-            .is_ok()
-    );
+    let local = flags(&["[::1]:1883", "ws://127.9.9.9:1"]);
+    for (flags, access, is_ok) in [
+        (secure(), access(true), true),
+        (risky, access(false), true),
+        (required, access(false), true),
+        (secure(), asked, true),
+        (secure(), everybody, false),
+        (local, access(false), true),
+    ] {
+        let loaded = flags.load(&access, None);
+        assert_eq!(loaded.is_ok(), is_ok, "{access:?}: {loaded:?}");
+    }
 }
 
 #[test]
 fn settings_that_would_do_nothing_are_refused() {
     let error = |flags: ListenFlags| flags.load(&access(true), None).unwrap_err();
-    assert_eq!(
-        error(certified(&["127.0.0.1:0"])),
-        ListenError::WithoutTls("tls_cert")
-    );
+    let local = || certified(&["mqtts://127.0.0.1:0"]);
+    let unused = error(certified(&["127.0.0.1:0"]));
+    assert_eq!(unused, ListenError::WithoutTls("tls_cert"));
     let half = ListenFlags {
         tls_key: None,
-        ..certified(&["mqtts://127.0.0.1:0"])
+        ..local()
     };
     assert!(error(half).to_string().ends_with("add --tls-key FILE"));
-    let none = flags(&["wss://127.0.0.1:0"]);
-    assert!(
-        error(none)
-            .to_string()
-            .contains("--tls-cert FILE and --tls-key FILE")
-    );
-    let stray = ListenFlags {
+    let none = error(flags(&["wss://127.0.0.1:0"])).to_string();
+    assert!(none.contains("--tls-cert FILE and --tls-key FILE"));
+    let stray = error(ListenFlags {
         tls_client_required: true.into(),
-        ..certified(&["mqtts://127.0.0.1:0"])
-    };
-    assert_eq!(
-        error(stray),
-        ListenError::WithoutClientCa("tls_client_required")
-    );
-    let stray = ListenFlags {
+        ..local()
+    });
+    assert_eq!(stray, ListenError::WithoutClientCa("tls_client_required"));
+    let stray = error(ListenFlags {
         ws_origin: vec![Origin("http://a".into())],
         ..flags(&[])
-    };
-    assert_eq!(error(stray), ListenError::WithoutWebSocket);
+    });
+    assert_eq!(stray, ListenError::WithoutWebSocket);
 }
 
 #[test]
@@ -203,14 +187,10 @@ fn an_admin_api_over_tls_needs_the_certificate_of_the_listeners() {
     let admin = Some(([0, 0, 0, 0], 8443).into());
     let error = flags(&[]).load(&access(true), admin).unwrap_err();
     let error = error.to_string();
-    assert!(
-        error.contains("https://0.0.0.0:8443") && error.contains("--tls-cert FILE"),
-        "{error}"
-    );
+    assert!(error.contains("https://0.0.0.0:8443"), "{error}");
+    assert!(error.contains("--tls-cert FILE"), "{error}");
     let config = certified(&[]).load(&access(true), admin).unwrap();
     assert!(config.tls.is_some());
-    assert_eq!(
-        certified(&[]).load(&access(true), None).unwrap_err(),
-        ListenError::WithoutTls("tls_cert")
-    );
+    let error = certified(&[]).load(&access(true), None).unwrap_err();
+    assert_eq!(error, ListenError::WithoutTls("tls_cert"));
 }

@@ -4,23 +4,28 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-fn headers(all: &[(hyper::header::HeaderName, &str)]) -> HeaderMap {
+fn headers(all: &[(HeaderName, &str)]) -> HeaderMap {
     let all = all.iter().cloned();
     all.map(|(name, value)| (name, value.parse().unwrap()))
         .collect()
 }
 
+/// The access at a TCP address, with the token `secret`.
+fn with_token(address: [u8; 4]) -> Arc<Access> {
+    let address = (address, 8080).into();
+    Arc::new(Access::of_tcp(address, Some("secret"), None))
+}
+
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7);
 
-async fn status(access: &Arc<Access>, all: &[(hyper::header::HeaderName, &str)]) -> u16 {
+async fn status(access: &Arc<Access>, all: &[(HeaderName, &str)]) -> u16 {
     let checked = access.check(&headers(all), PEER).await;
     checked.map_or_else(|denial| denial.status.as_u16(), |_| 200)
 }
 
 #[tokio::test]
 async fn only_the_token_is_accepted_and_web_pages_are_refused() {
-    let access = Access::of_tcp(([127, 0, 0, 1], 8080).into(), Some("secret"), None);
-    let access = Arc::new(access);
+    let access = with_token([127, 0, 0, 1]);
     let host = || (HOST, "127.0.0.1:8080");
     for right in ["Bearer secret", "bearer secret"] {
         let answer = status(&access, &[host(), (AUTHORIZATION, right)]).await;
@@ -45,21 +50,15 @@ async fn only_the_token_is_accepted_and_web_pages_are_refused() {
     }
     assert_eq!(status(&access, std::slice::from_ref(&right)).await, 403);
     // Beyond loopback any Host header is accepted.
-    let access = Access::of_tcp(([0, 0, 0, 0], 8080).into(), Some("secret"), None);
-    let access = Arc::new(access);
-    let elsewhere = (HOST, "store.example");
-    assert_eq!(
-        status(&access, &[elsewhere.clone(), right.clone()]).await,
-        200
-    );
-    assert_eq!(status(&access, &[elsewhere]).await, 401);
+    let access = with_token([0, 0, 0, 0]);
+    let elsewhere = [(HOST, "store.example"), right];
+    assert_eq!(status(&access, &elsewhere).await, 200);
+    assert_eq!(status(&access, &elsewhere[..1]).await, 401);
 }
 
 #[tokio::test]
 async fn only_the_page_of_this_address_is_accepted() {
-    let address: SocketAddr = ([127, 0, 0, 1], 8080).into();
-    let tcp = Access::of_tcp(address, Some("secret"), None);
-    for access in [tcp, Access::of_socket()].map(Arc::new) {
+    for access in [with_token([127, 0, 0, 1]), Arc::new(Access::of_socket())] {
         let ask = async |host: &'static str, further: &[(HeaderName, &'static str)]| {
             let own = [(HOST, host), (AUTHORIZATION, "Bearer secret")];
             status(&access, &[&own, further].concat()).await
@@ -93,8 +92,7 @@ async fn only_the_page_of_this_address_is_accepted() {
 
 #[tokio::test]
 async fn a_session_replaces_the_token_until_it_ends() {
-    let access = Access::of_tcp(([127, 0, 0, 1], 8080).into(), Some("secret"), None);
-    let access = Arc::new(access);
+    let access = with_token([127, 0, 0, 1]);
     let check = async |shown: &str| {
         let shown = headers(&[(HOST, "localhost"), (AUTHORIZATION, shown)]);
         access.check(&shown, PEER).await
@@ -191,15 +189,10 @@ fn only_the_owner_can_read_the_file() {
             token: Some(token.clone()),
         };
         endpoint.write(data.path()).unwrap();
-        let mode = fs::metadata(Endpoint::path(data.path()))
-            .unwrap()
-            .permissions();
-        assert_eq!(mode.mode() & 0o777, 0o600);
-        assert_eq!(
-            Endpoint::read(data.path()).unwrap().token,
-            Some(token.clone())
-        );
+        let file = fs::metadata(Endpoint::path(data.path())).unwrap();
+        assert_eq!(file.permissions().mode() & 0o777, 0o600);
         assert_eq!(token.len(), 64);
+        assert_eq!(Endpoint::read(data.path()).unwrap().token, Some(token));
     }
     assert_ne!(new_token().unwrap(), new_token().unwrap());
     Endpoint::remove(data.path()).unwrap();

@@ -7,77 +7,35 @@ use statehouse_transport::foreign::Figures;
 
 /// The embedded broker. All counts fit into 64 bits.
 pub(super) fn embedded(page: &mut Page, broker: &Stats) {
-    page.gauges(&[
-        (
-            "connections",
-            "Clients that are connected",
-            broker.connections as u64,
-        ),
-        (
-            "connections_mqtt_3",
-            "Clients that are connected with MQTT 3.1.1, which cannot use the store",
-            broker.connections_v311 as u64,
-        ),
-        (
-            "sessions",
-            "Sessions, connected or not",
-            broker.sessions as u64,
-        ),
-        (
-            "subscriptions",
-            "Subscriptions of all sessions",
-            broker.subscriptions as u64,
-        ),
-        (
-            "queued_bytes",
-            "Messages queued for clients or awaiting their acknowledgement",
-            broker.queued_bytes as u64,
-        ),
-        (
-            "client_state_bytes",
-            "Wills, packet ids of unfinished QoS 2 exchanges and topic aliases",
-            broker.state_bytes as u64,
-        ),
-        ("retained", "Retained messages", broker.retained as u64),
-        (
-            "retained_bytes",
-            "Memory of retained messages",
-            broker.retained_bytes as u64,
-        ),
-    ]);
-    page.counters(&[
-        ("messages_in", "PUBLISHes of clients", broker.messages_in),
-        (
-            "messages_out",
-            "PUBLISHes sent to clients, repetitions included",
-            broker.messages_out,
-        ),
-        (
-            "dropped",
-            "Messages dropped: expired, over the limit of a queue, too large for their client, refused at QoS 0",
-            broker.dropped,
-        ),
-        (
-            "throttled",
-            "PUBLISHes refused by the rate limit of one client or of all clients",
-            broker.throttled,
-        ),
-        (
-            "disconnected",
-            "Connections ended for a violation, a limit, silence or missing rights, or by an operator",
-            broker.disconnected,
-        ),
-        (
-            "sessions_evicted",
-            "Empty sessions of disconnected clients ended to make room for other sessions",
-            broker.evicted,
-        ),
-        (
-            "turned_away",
-            "Sockets closed at once because too many were open",
-            broker.turned_away,
-        ),
-    ]);
+    let help = "Clients that are connected";
+    page.measure("connections", help, broker.connections as u64);
+    let help = "Clients that are connected with MQTT 3.1.1, which cannot use the store";
+    page.measure("connections_mqtt_3", help, broker.connections_v311 as u64);
+    let help = "Sessions, connected or not";
+    page.measure("sessions", help, broker.sessions as u64);
+    let help = "Subscriptions of all sessions";
+    page.measure("subscriptions", help, broker.subscriptions as u64);
+    let help = "Messages queued for clients or awaiting their acknowledgement";
+    page.measure("queued_bytes", help, broker.queued_bytes as u64);
+    let help = "Wills, packet ids of unfinished QoS 2 exchanges and topic aliases";
+    page.measure("client_state_bytes", help, broker.state_bytes as u64);
+    page.measure("retained", "Retained messages", broker.retained as u64);
+    let help = "Memory of retained messages";
+    page.measure("retained_bytes", help, broker.retained_bytes as u64);
+    page.count("messages_in", "PUBLISHes of clients", broker.messages_in);
+    let help = "PUBLISHes sent to clients, repetitions included";
+    page.count("messages_out", help, broker.messages_out);
+    let help = "Messages dropped: expired, over the limit of a queue, too large for their client, refused at QoS 0";
+    page.count("dropped", help, broker.dropped);
+    let help = "PUBLISHes refused by the rate limit of one client or of all clients";
+    page.count("throttled", help, broker.throttled);
+    let help =
+        "Connections ended for a violation, a limit, silence or missing rights, or by an operator";
+    page.count("disconnected", help, broker.disconnected);
+    let help = "Empty sessions of disconnected clients ended to make room for other sessions";
+    page.count("sessions_evicted", help, broker.evicted);
+    let help = "Sockets closed at once because too many were open";
+    page.count("turned_away", help, broker.turned_away);
 }
 
 /// Refusals by the broker, by reason code of MQTT 5.
@@ -96,58 +54,24 @@ pub(super) fn refusals(page: &mut Page, refusals: &[RefusalCount]) {
 
 /// The connection to a foreign broker.
 pub(super) fn foreign(page: &mut Page, link: &Figures) {
-    page.counters(&[
-        (
-            "broker_connections",
-            "Connections made to the broker",
-            link.connections,
-        ),
-        (
-            "broker_malformed",
-            "Malformed messages on a request topic",
-            link.malformed,
-        ),
-        (
-            "broker_refused",
-            "Responses and notifications that the broker refused",
-            link.refused,
-        ),
-        (
-            "broker_unheard",
-            "Notifications without a subscriber",
-            link.unheard,
-        ),
-        (
-            "broker_lost",
-            "Notifications lost because too many waited for an acknowledgement of the broker",
-            link.lost,
-        ),
-        (
-            "broker_dropped",
-            "Messages at QoS 0 dropped because too many messages were being sent",
-            link.dropped,
-        ),
-    ]);
-    page.gauges(&[
-        (
-            "broker_connected",
-            "1 if there is a connection to the broker",
-            link.connected.into(),
-        ),
-        (
-            "broker_outstanding",
-            "Responses and notifications that the broker has not acknowledged yet",
-            link.outstanding,
-        ),
-        (
-            "broker_outstanding_bytes",
-            "Size of the responses and notifications that the broker has not acknowledged yet",
-            link.outstanding_bytes,
-        ),
-        (
-            "broker_unacknowledged",
-            "Messages from the broker that the store has not acknowledged yet",
-            link.unacknowledged,
-        ),
-    ]);
+    let help = "Connections made to the broker";
+    page.count("broker_connections", help, link.connections);
+    let help = "Malformed messages on a request topic";
+    page.count("broker_malformed", help, link.malformed);
+    let help = "Responses and notifications that the broker refused";
+    page.count("broker_refused", help, link.refused);
+    let help = "Notifications without a subscriber";
+    page.count("broker_unheard", help, link.unheard);
+    let help = "Notifications lost because too many waited for an acknowledgement of the broker";
+    page.count("broker_lost", help, link.lost);
+    let help = "Messages at QoS 0 dropped because too many messages were being sent";
+    page.count("broker_dropped", help, link.dropped);
+    let help = "1 if there is a connection to the broker";
+    page.measure("broker_connected", help, link.connected.into());
+    let help = "Responses and notifications that the broker has not acknowledged yet";
+    page.measure("broker_outstanding", help, link.outstanding);
+    let help = "Size of the responses and notifications that the broker has not acknowledged yet";
+    page.measure("broker_outstanding_bytes", help, link.outstanding_bytes);
+    let help = "Messages from the broker that the store has not acknowledged yet";
+    page.measure("broker_unacknowledged", help, link.unacknowledged);
 }

@@ -6,18 +6,11 @@ use super::page::Page;
 
 /// The write-ahead log of the store.
 pub(super) fn log(page: &mut Page, it: LogFigures) {
-    page.gauges(&[
-        (
-            "disk_free_bytes",
-            "Free space of the file system of the data directory",
-            it.free,
-        ),
-        (
-            "disk_room_bytes",
-            "Records that can be appended until writes are refused, unless a snapshot makes room",
-            it.room,
-        ),
-    ]);
+    let help = "Free space of the file system of the data directory";
+    page.measure("disk_free_bytes", help, it.free);
+    let help =
+        "Records that can be appended until writes are refused, unless a snapshot makes room";
+    page.measure("disk_room_bytes", help, it.room);
     let help = "Disk space of the data directory, by what takes it";
     page.gauge("disk_used_bytes", help).each("part", parts(&it));
     let help = "Time of a flush of the log to the disk";

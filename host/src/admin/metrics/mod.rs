@@ -87,7 +87,8 @@ pub(super) fn of_follower(
 
 fn of_process(page: &mut Page) {
     process::process(page);
-    process::log(page, logging::dropped());
+    let help = "Log lines dropped because stderr was not read in time";
+    page.count("log_dropped", help, logging::dropped());
 }
 
 /// An answer with a page, in the format that the request accepts.

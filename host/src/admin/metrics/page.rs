@@ -57,18 +57,14 @@ impl Page {
         format.of(text)
     }
 
-    /// Adds counters, each with its name without `_total`, its help text and its value.
-    pub(super) fn counters(&mut self, counters: &[(&str, &'static str, u64)]) {
-        for (name, help, value) in counters {
-            self.counter(name, help).value(*value);
-        }
+    /// Adds a counter with one value. The name is without `_total`.
+    pub(super) fn count(&mut self, name: &str, help: &'static str, value: u64) {
+        self.counter(name, help).value(value);
     }
 
-    /// Adds gauges in the same form.
-    pub(super) fn gauges(&mut self, gauges: &[(&str, &'static str, u64)]) {
-        for (name, help, value) in gauges {
-            self.gauge(name, help).value(*value);
-        }
+    /// Adds a gauge with one value.
+    pub(super) fn measure(&mut self, name: &str, help: &'static str, value: u64) {
+        self.gauge(name, help).value(value);
     }
 
     /// Adds a gauge of a time. The name must end with `_seconds`.
@@ -228,8 +224,8 @@ mod tests {
 
     fn page() -> Page {
         let mut page = Page::default();
-        page.counters(&[("read_bytes", "Bytes read", 7)]);
-        page.gauges(&[("limit", "The largest number", u64::MAX)]);
+        page.count("read_bytes", "Bytes read", 7);
+        page.measure("limit", "The largest number", u64::MAX);
         let mut times = Histogram::new(&BOUNDS);
         for ms in [0, 0, 1_000, 1_500] {
             times.record(Duration::from_millis(ms));

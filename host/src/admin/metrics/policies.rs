@@ -7,7 +7,6 @@ use crate::policies::manager::PolicyView;
 use statehouse_core::policy::Digest;
 use statehouse_server::shadow::ShadowReport;
 
-/// The loaded policies.
 pub(super) fn policies(page: &mut Page, policies: &[PolicyView]) {
     let role = page.gauge("policy_role", "1 for each role of a policy");
     each(role, policies, |policy| {
@@ -94,7 +93,6 @@ fn labels(name: &str, version: &str, digest: Digest) -> Labels {
     ]
 }
 
-/// The comparison in shadow.
 pub(super) fn shadow(page: &mut Page, report: &ShadowReport) {
     let help = "Requests of the current or last comparison in shadow, by result";
     let family = page.gauge("shadow_requests", help);

@@ -28,25 +28,19 @@ pub(super) fn process(page: &mut Page) {
     }
     if let Some(resident_bytes) = resident_bytes() {
         let help = "Memory of the process in RAM";
-        page.gauges(&[("process_resident_memory_bytes", help, resident_bytes)]);
+        page.measure("process_resident_memory_bytes", help, resident_bytes);
     }
     if let Some(virtual_bytes) = status_bytes("VmSize:") {
         let help = "Address space of the process";
-        page.gauges(&[("process_virtual_memory_bytes", help, virtual_bytes)]);
+        page.measure("process_virtual_memory_bytes", help, virtual_bytes);
     }
     if let Some(open) = open_files() {
-        page.gauges(&[("process_open_fds", "Open files and sockets", open)]);
+        page.measure("process_open_fds", "Open files and sockets", open);
     }
-    if let Some(max) = files_max() {
+    if let Some(max) = statehouse_config::open_files_max() {
         let help = "The most files and sockets that the process may open";
-        page.gauges(&[("process_max_fds", help, max)]);
+        page.measure("process_max_fds", help, max);
     }
-}
-
-/// Lines of the log that could not be written.
-pub(super) fn log(page: &mut Page, dropped: u64) {
-    let help = "Log lines dropped because stderr was not read in time";
-    page.counters(&[("log_dropped", help, dropped)]);
 }
 
 /// The CPU time, and the start since 1970.
@@ -96,7 +90,6 @@ pub(in crate::admin) fn started() -> Option<Duration> {
     Times::read().map(|it| it.start)
 }
 
-/// The memory of the process in RAM.
 pub(in crate::admin) fn resident_bytes() -> Option<u64> {
     status_bytes("VmRSS:")
 }
@@ -113,13 +106,6 @@ fn status_bytes(name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
-}
-
-/// The most files that may be open. None if the number is not limited.
-pub(in crate::admin) fn files_max() -> Option<u64> {
-    let limits = fs::read_to_string("/proc/self/limits").ok()?;
-    let line = (limits.lines()).find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -6,50 +6,24 @@ use super::page::Page;
 use statehouse_files::watch::Count;
 use statehouse_server::{Stats, Times, traces::Counts};
 
-/// What the store did and holds.
 pub(super) fn state(page: &mut Page, stats: &Stats) {
-    page.counters(&[
-        (
-            "requests",
-            "Requests that a policy answered",
-            stats.requests,
-        ),
-        (
-            "kicked",
-            "Clients disconnected for a forbidden response topic",
-            stats.kicked,
-        ),
-        (
-            "notifications",
-            "Notifications handed to watchers",
-            stats.notifications,
-        ),
-        (
-            "policy_failures",
-            "Policy calls that failed",
-            stats.policy_failures,
-        ),
-        ("swaps", "Changes of the active policy", stats.swaps),
-        (
-            "slow_requests",
-            "Requests that took longer than slow_threshold",
-            stats.slow,
-        ),
-    ]);
-    page.gauges(&[
-        ("keys", "Keys", stats.keys),
-        (
-            "key_bytes",
-            "Accounted size of the keys and values",
-            stats.bytes,
-        ),
-        ("watches", "Watches", stats.watches),
-        (
-            "disk_full",
-            "1 while writes are refused because the disk is full",
-            stats.disk_full.into(),
-        ),
-    ]);
+    let help = "Requests that a policy answered";
+    page.count("requests", help, stats.requests);
+    let help = "Clients disconnected for a forbidden response topic";
+    page.count("kicked", help, stats.kicked);
+    let help = "Notifications handed to watchers";
+    page.count("notifications", help, stats.notifications);
+    let help = "Policy calls that failed";
+    page.count("policy_failures", help, stats.policy_failures);
+    page.count("swaps", "Changes of the active policy", stats.swaps);
+    let help = "Requests that took longer than slow_threshold";
+    page.count("slow_requests", help, stats.slow);
+    page.measure("keys", "Keys", stats.keys);
+    let help = "Accounted size of the keys and values";
+    page.measure("key_bytes", help, stats.bytes);
+    page.measure("watches", "Watches", stats.watches);
+    let help = "1 while writes are refused because the disk is full";
+    page.measure("disk_full", help, stats.disk_full.into());
     let help = "Messages on a request topic that no policy handled, by cause";
     page.counter("refused", help)
         .each("cause", stats.refused.causes());
@@ -74,7 +48,6 @@ pub(super) fn times(page: &mut Page, times: Times) {
     notifications.times(Vec::new(), times.notifications);
 }
 
-/// Spans for the collector.
 pub(super) fn traces(page: &mut Page, counts: Counts) {
     let help = "Spans of traced requests, by what became of them";
     let results = [
@@ -134,39 +107,20 @@ pub(in crate::admin) fn queues(
     queues
 }
 
-/// Redelivered requests.
 pub(super) fn duplicates(page: &mut Page, stats: &Stats) {
-    page.counters(&[
-        (
-            "duplicates",
-            "Duplicate requests that were answered as before",
-            stats.duplicates,
-        ),
-        (
-            "duplicates_different",
-            "Duplicate requests for which re-execution gave another answer",
-            stats.duplicates_different,
-        ),
-        (
-            "renotified",
-            "Duplicate requests of an earlier run whose notifications were sent again",
-            stats.renotified,
-        ),
-        (
-            "not_renotified",
-            "Duplicate requests of an earlier run whose notifications could not be sent again",
-            stats.not_renotified,
-        ),
-        (
-            "forgotten",
-            "Remembered requests removed although a redelivery was possible",
-            stats.forgotten,
-        ),
-    ]);
-    page.gauges(&[("remembered", "Remembered requests", stats.remembered)]);
+    let help = "Duplicate requests that were answered as before";
+    page.count("duplicates", help, stats.duplicates);
+    let help = "Duplicate requests for which re-execution gave another answer";
+    page.count("duplicates_different", help, stats.duplicates_different);
+    let help = "Duplicate requests of an earlier run whose notifications were sent again";
+    page.count("renotified", help, stats.renotified);
+    let help = "Duplicate requests of an earlier run whose notifications could not be sent again";
+    page.count("not_renotified", help, stats.not_renotified);
+    let help = "Remembered requests removed although a redelivery was possible";
+    page.count("forgotten", help, stats.forgotten);
+    page.measure("remembered", "Remembered requests", stats.remembered);
 }
 
-/// Limits in force.
 pub(super) fn limits(page: &mut Page, limits: &[(&str, u64)]) {
     page.gauge("limit", "Limits in force, by their settings")
         .each("setting", limits.iter().copied());
@@ -179,7 +133,6 @@ pub(super) fn refusals(page: &mut Page, refused: &[(&str, u64)]) {
         .each("what", refused.iter().copied());
 }
 
-/// Reloaded files.
 pub(super) fn reloads(page: &mut Page, reloads: impl Iterator<Item = Count>) {
     let family = page.counter("reloads", "Reloads of changed files, by result");
     for it in reloads {

@@ -13,9 +13,7 @@ pub(crate) struct Overview {
     pub(crate) store: String,
     /// The name of the machine, or of this host in its cluster.
     pub(crate) host: String,
-    /// The version of the program.
     pub(crate) version: String,
-    /// When the process started, in milliseconds since 1970.
     pub(crate) started_ms: u64,
     /// The system time of this document, in milliseconds since 1970.
     pub(crate) time_ms: u64,
@@ -24,7 +22,6 @@ pub(crate) struct Overview {
     pub(crate) store_time_ms: Option<u64>,
     /// Whether `/readyz` answers 200.
     pub(crate) ready: bool,
-    /// Why it does not.
     pub(crate) why_not_ready: Option<String>,
     /// Per second, over the time since the document before.
     pub(crate) rates: Option<Rates>,
@@ -56,28 +53,22 @@ pub(crate) struct Rates {
     pub(crate) requests: f64,
     /// Of these GET.
     pub(crate) get: f64,
-    /// SET.
     pub(crate) set: f64,
     /// DEL and VDEL.
     pub(crate) del: f64,
-    /// All other commands.
     pub(crate) other: f64,
     /// Answered with an error because a right or a limit was missing, or not handled at all.
     pub(crate) refused: f64,
-    /// Requests whose policy failed.
     pub(crate) failed: f64,
-    /// Notifications to watchers.
     pub(crate) notifications: f64,
     /// Messages from clients of the embedded broker.
     pub(crate) publishes_in: Option<f64>,
-    /// Messages to them.
     pub(crate) publishes_out: Option<f64>,
 }
 
 /// Times of the last seconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Latencies {
-    /// The length of the window in seconds.
     pub(crate) window_s: f64,
     /// From the turn of a connection until the response left.
     pub(crate) request: Latency,
@@ -86,7 +77,6 @@ pub(crate) struct Latencies {
     pub(crate) notification: Latency,
 }
 
-/// The parts of a request's time.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Stages {
     /// Until the policy was called.
@@ -102,31 +92,24 @@ pub(crate) struct Stages {
 /// of the metrics.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// How many times were measured.
     pub(crate) count: u64,
-    /// The median.
     pub(crate) p50: Option<u64>,
-    /// The 99th percentile.
     pub(crate) p99: Option<u64>,
-    /// The longest time.
     pub(crate) max: Option<u64>,
 }
 
-/// What the store holds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StoreSize {
     pub(crate) keys: u64,
     /// Accounted bytes of keys and values.
     pub(crate) bytes: u64,
     pub(crate) watches: u64,
-    /// Remembered requests.
     pub(crate) dedup_entries: u64,
 }
 
 /// The memory of the process in bytes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct MemoryUse {
-    /// In RAM.
     pub(crate) rss: Option<u64>,
     /// The memory of the machine or of the control group.
     pub(crate) limit: Option<u64>,
@@ -137,39 +120,29 @@ pub(crate) struct MemoryUse {
 /// The data directory, in bytes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DiskUse {
-    /// Free on the file system.
     pub(crate) free: u64,
     /// Records that can be appended until growth is refused.
     pub(crate) room: u64,
-    /// Used, by part.
     pub(crate) used: BTreeMap<String, u64>,
     /// Whether growth is refused.
     pub(crate) is_full: bool,
-    /// The time of flushes to the disk.
     pub(crate) flush_us: Latency,
 }
 
 /// The clients of the embedded broker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ClientCounts {
-    /// Clients that are connected.
     pub(crate) connected: u64,
-    /// The limit of connections.
     pub(crate) limit: u64,
     /// Sessions, connected or not.
     pub(crate) sessions: u64,
-    /// Their limit.
     pub(crate) sessions_limit: u64,
-    /// Subscriptions of all sessions.
     pub(crate) subscriptions: u64,
-    /// Retained messages.
     pub(crate) retained: u64,
 }
 
-/// The connection to a foreign broker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ForeignBroker {
-    /// Whether there is one.
     pub(crate) connected: bool,
     /// Messages that the broker has not acknowledged.
     pub(crate) outstanding: u64,
@@ -177,18 +150,14 @@ pub(crate) struct ForeignBroker {
     pub(crate) unacknowledged: u64,
 }
 
-/// The process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ProcessUse {
     /// CPU time per second of one processor.
     pub(crate) cpu: Option<f64>,
-    /// Open files and sockets.
     pub(crate) fds: Option<u64>,
-    /// The most that may be open.
     pub(crate) fds_limit: Option<u64>,
 }
 
-/// A policy with a role.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PolicyRate {
     pub(crate) name: String,
@@ -196,15 +165,12 @@ pub(crate) struct PolicyRate {
     pub(crate) digest: String,
     /// `active`, `previous`, `shadow`, `canary` or `routed`.
     pub(crate) roles: Vec<String>,
-    /// Requests per second that it handled.
     pub(crate) calls_per_s: f64,
     /// Failed calls since the start.
     pub(crate) failures: u64,
-    /// The mean fuel of a request.
     pub(crate) fuel_mean: u64,
 }
 
-/// A key with many requests.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct HotKeyRate {
     /// The key: text, or `{"base64": "..."}`.
@@ -220,7 +186,6 @@ pub(crate) struct HotKeyRate {
 /// The place of a host in its cluster.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ClusterView {
-    /// The name of the cluster.
     pub(crate) name: String,
     /// `leader` or `follower`.
     pub(crate) role: String,
@@ -228,7 +193,6 @@ pub(crate) struct ClusterView {
     pub(crate) leader: Option<String>,
     /// The hosts that have a link to this leader.
     pub(crate) followers: Vec<String>,
-    /// The number of the leadership.
     pub(crate) epoch: u64,
     /// The last record that is durable, or that this follower applied.
     pub(crate) position: u64,
@@ -240,9 +204,7 @@ pub(crate) struct ClusterView {
     pub(crate) reaches_log: bool,
     /// Records in the log since the newest snapshot.
     pub(crate) log_records: u64,
-    /// Their bytes.
     pub(crate) log_bytes: u64,
-    /// The age of the newest snapshot in milliseconds.
     pub(crate) snapshot_age_ms: Option<u64>,
     /// Records that are not durable yet, at a leader.
     pub(crate) unreleased: Option<u64>,

@@ -24,7 +24,6 @@ use super::stream::{event, event_stream};
 use statehouse_config::limits;
 use statehouse_files::blocking::{self, BlockingError};
 
-/// The overviews of a host.
 pub(crate) struct Overviews {
     subject: watch::Receiver<Subject>,
     unchanging: Unchanging,
@@ -48,7 +47,6 @@ struct Asked {
 }
 
 impl Overviews {
-    /// The overviews of the present subject.
     pub(crate) fn new(subject: watch::Receiver<Subject>) -> Arc<Self> {
         Arc::new(Self {
             subject,
@@ -207,10 +205,8 @@ mod tests {
         let answer = overviews.answer().await.unwrap();
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         let document: Json = serde_json::from_slice(&body).unwrap();
-        assert_eq!(
-            (&document["store"], &document["host"]),
-            (&"plant7".into(), &"gw1".into())
-        );
+        assert_eq!(document["store"], "plant7");
+        assert_eq!(document["host"], "gw1");
         assert_eq!(document["cluster"]["leader"], "gw2");
         assert!(document["rates"].is_null() && document["memory"]["rss"].is_u64());
 

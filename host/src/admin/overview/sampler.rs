@@ -41,7 +41,7 @@ impl Unchanging {
             host: name.unwrap_or_default().trim().to_owned(),
             started_ms: started.unwrap_or_else(wall_ms),
             memory_limit: statehouse_config::memory_bytes(),
-            fds_limit: process::files_max(),
+            fds_limit: statehouse_config::open_files_max(),
         }
     }
 }

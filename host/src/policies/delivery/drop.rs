@@ -31,7 +31,6 @@ use statehouse_files::blocking::{self, BlockingError};
 use statehouse_precompiled::read_file;
 use statehouse_protocol::Shown;
 
-/// The extension of policy files.
 const MODULE: &str = "wasm";
 
 /// The suffix of a status file, after the policy file's name.
@@ -107,7 +106,6 @@ enum Progress {
     Handled,
 }
 
-/// A file that is tried again.
 #[derive(Clone, Copy)]
 struct Waiting {
     again: Instant,

@@ -13,7 +13,6 @@ use wasmsign2::{KeyPair, PublicKey, SecretKey};
 use statehouse_access::base64;
 use statehouse_config::limits;
 
-/// Bytes of an Ed25519 public key.
 const PUBLIC_KEY_BYTES: usize = 32;
 
 /// The byte before a public key in wasmsign2's format.
@@ -57,12 +56,11 @@ pub fn public_key(text: &str) -> Result<PublicKey, KeyError> {
             PublicKey::from_any(&file).map_err(|_| KeyError::Format(text.to_owned(), "public"))?
         }
     };
-    let valid = key.pk.validate().is_ok();
-    // The id lets a log line name the key that signed.
-    let key = key.attach_default_key_id();
-    valid
-        .then_some(key)
-        .ok_or_else(|| KeyError::Invalid(text.to_owned()))
+    match key.pk.validate() {
+        // The id lets a log line name the key that signed.
+        Ok(()) => Ok(key.attach_default_key_id()),
+        Err(_) => Err(KeyError::Invalid(text.to_owned())),
+    }
 }
 
 /// The tagged bytes of a key that the setting itself contains.
@@ -146,12 +144,8 @@ mod tests {
         assert!(says(&"ff".repeat(32)).contains("is not a valid one"));
         let pair = generate();
         pair.pk.to_file(&file).unwrap();
-        assert!(
-            secret_key(&file)
-                .unwrap_err()
-                .to_string()
-                .contains("secret")
-        );
+        let error = secret_key(&file).unwrap_err().to_string();
+        assert!(error.contains("secret"), "{error}");
         pair.sk.to_file(&file).unwrap();
         assert_eq!(secret_key(&file).unwrap(), pair.sk);
     }

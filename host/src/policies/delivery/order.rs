@@ -176,7 +176,6 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// An assembly without any chunk.
     pub(super) fn new(order: Order) -> Self {
         let missing = order.chunks.len();
         Self {
@@ -187,7 +186,6 @@ impl Assembly {
         }
     }
 
-    /// The order whose file this is.
     pub(super) fn order(&self) -> &Order {
         &self.order
     }
@@ -365,10 +363,8 @@ mod tests {
         let list = |names: &[&str]| format!(r#","stores":{}"#, serde_json::json!(names));
         let most = ["a"; limits::ORDER_STORES_MAX + 1];
         assert!(parse(&list(&most[1..]), "a").is_ok());
-        assert_eq!(
-            parse(&list(&most), "a"),
-            Err(OrderError::Stores(most.len()))
-        );
+        let too_many = Err(OrderError::Stores(most.len()));
+        assert_eq!(parse(&list(&most), "a"), too_many);
         let long = "a".repeat(limits::BROKER_CLIENT_ID_BYTES_MAX + 1);
         assert!(parse(&list(&[&long[1..]]), &long[1..]).is_ok());
         for name in [&long, "", "b\n"] {

@@ -56,12 +56,9 @@ impl Trust {
         if keys.len() > limits::TRUSTED_KEYS_MAX {
             return Err(TrustError::Keys(keys.len()));
         }
-        let keys = keys
-            .iter()
-            .map(|text| public_key(text))
-            .collect::<Result<_, _>>()?;
+        let keys = keys.iter().map(|text| public_key(text));
         Ok(Self {
-            keys,
+            keys: keys.collect::<Result<_, _>>()?,
             allow_unsigned,
         })
     }
@@ -103,11 +100,8 @@ impl Trust {
             .ok_or(TrustError::Order)?;
         let message = [ORDER_DOMAIN, payload].concat();
         let signed = |key: &&PublicKey| key.pk.verify(&message, &signature).is_ok();
-        self.keys
-            .iter()
-            .find(signed)
-            .map(id)
-            .ok_or(TrustError::Order)
+        let key = self.keys.iter().find(signed);
+        key.map(id).ok_or(TrustError::Order)
     }
 }
 
@@ -134,10 +128,7 @@ mod tests {
     use crate::STANDARD_POLICY;
 
     fn trust(keys: &[&PublicKey], allow_unsigned: bool) -> Trust {
-        let keys: Vec<String> = keys
-            .iter()
-            .map(|key| HEXLOWER.encode(&key.to_bytes()))
-            .collect();
+        let keys: Vec<String> = keys.iter().map(|key| digits(key)).collect();
         Trust::new(&keys, allow_unsigned).unwrap()
     }
 

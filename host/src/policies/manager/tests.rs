@@ -9,7 +9,6 @@ use statehouse_core::policy::Registry;
 use statehouse_core::store::{Mode, Quota, Retention, Store};
 use statehouse_core::{Core, Settings};
 
-/// The name of the store.
 pub(crate) const STORE: &str = "here";
 
 const QUOTA: Quota = Quota {
@@ -32,6 +31,11 @@ const QUOTA: Quota = Quota {
 /// id 0, its length, its name.
 pub(crate) fn twin(name: u8) -> Vec<u8> {
     [STANDARD_POLICY, &[0, 2, 1, name]].concat()
+}
+
+/// The digest of [`twin`].
+pub(crate) fn digest(name: u8) -> Digest {
+    Digest::of(&twin(name))
 }
 
 pub(crate) struct Rig {
@@ -77,7 +81,10 @@ impl Rig {
         server.assign(&before, next, Vec::new()).unwrap();
     }
 
-    /// The data directory of the store.
+    pub(crate) fn active(&self) -> Digest {
+        self.control.list().assignment.active
+    }
+
     pub(crate) fn data(&self) -> &std::path::Path {
         self.data.path()
     }
@@ -136,24 +143,14 @@ fn a_rollback_that_the_guard_made_first_is_not_repeated() {
     let mut from = None;
     let next = control.change(|seen, ready| {
         if from.is_none() {
-            let next = seen
-                .assignment
-                .roll_back_for("it failed".into(), 1)
-                .unwrap();
-            control
-                .shared
-                .server
-                .assign(&seen.assignment, next, Vec::new())
-                .unwrap();
+            rig.trip();
         }
         roll_back(&mut from, seen, ready)
     });
     assert_eq!(next.unwrap().active, a);
-    assert_eq!(control.list().assignment.active, a);
-    assert!(
-        control.list().assignment.guard.is_some(),
-        "the reason of the guard stays"
-    );
+    assert_eq!(rig.active(), a);
+    let guard = control.list().assignment.guard;
+    assert!(guard.is_some(), "the reason of the guard stays");
     // A second call is another rollback.
     assert!(control.rollback().unwrap().built_in);
 }
@@ -182,10 +179,10 @@ fn unverified_policies_keep_their_roles_and_get_no_new_one() {
     refuse(control.route(b"k/", Some(&a)));
     refuse(control.shadow(Some((&a, 10))));
     refuse(control.canary(Some((&a, CanaryRule::Percent(5)))));
-    assert_eq!(control.list().assignment.active, b);
+    assert_eq!(rig.active(), b);
     // A rollback protects the store, so it may return to any policy.
     rig.trip();
-    assert_eq!(select(control.list().assignment.active), a);
+    assert_eq!(select(rig.active()), a);
     control.promote(&select(c)).unwrap();
     assert_eq!(select(control.rollback().unwrap().digest), a);
     control.promote(&select(c)).unwrap();
@@ -208,7 +205,7 @@ fn a_stopping_store_refuses_changes_and_ends_their_waits() {
         let control = control.clone();
         move || control.promote(&select(a))
     });
-    while control.list().assignment.active != a {
+    while rig.active() != a {
         std::thread::yield_now();
     }
     assert!(!waiting.is_finished(), "its record is not durable");
@@ -218,7 +215,7 @@ fn a_stopping_store_refuses_changes_and_ends_their_waits() {
     assert!(error.to_string().contains("may have been kept"), "{error}");
     let error = control.rollback().unwrap_err();
     assert_eq!(error.kind(), ControlErrorKind::Failed, "{error}");
-    assert_eq!(control.list().assignment.active, a);
+    assert_eq!(rig.active(), a);
     assert_eq!(rig.records.all().len(), recorded);
 }
 
@@ -284,6 +281,6 @@ fn a_load_beyond_the_limit_unloads_the_oldest_idle_policy() {
     let listed = rig.control.list();
     assert_eq!(listed.assignment.loaded.len(), usize::from(count));
     assert_eq!(listed.assignment.loaded[0], first);
-    assert!(!listed.assignment.loaded.contains(&Digest::of(&twin(1))));
+    assert!(!listed.assignment.loaded.contains(&digest(1)));
     assert_eq!(listed.policies.len(), usize::from(count) + 1);
 }

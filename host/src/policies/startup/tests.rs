@@ -2,7 +2,7 @@ use std::fs;
 
 use super::*;
 use crate::STANDARD_POLICY;
-use crate::policies::manager::tests::twin;
+use crate::policies::manager::tests::{digest, twin};
 use statehouse_core::policy::{Canary, CanaryRule, Shadow};
 use statehouse_core::store::Retention;
 
@@ -11,10 +11,6 @@ struct Rig {
     standard: Arc<Policy<Transaction>>,
     modules: Modules,
     data: tempfile::TempDir,
-}
-
-fn digest(name: u8) -> Digest {
-    Digest::of(&twin(name))
 }
 
 impl Rig {
@@ -85,6 +81,12 @@ impl Rig {
         Ok(assignment)
     }
 
+    /// The error of a start with this image.
+    fn refused(&self, image: &Image) -> String {
+        let refused = self.open(image, &PolicyChoice::Last).unwrap_err();
+        refused.to_string()
+    }
+
     fn remove_module(&self, name: u8) {
         fs::remove_file(self.modules.path(&digest(name).0)).unwrap();
     }
@@ -105,14 +107,12 @@ fn a_start_restores_the_recorded_assignment() {
     // A policy of the setting becomes the active one; the other roles stay.
     let file = rig.data.path().join("d.wasm");
     fs::write(&file, twin(b'd')).unwrap();
-    let found = rig.open(&image(Some(assigned.clone())), &PolicyChoice::File(file));
-    let found = found.unwrap();
+    let recorded = image(Some(assigned.clone()));
+    let found = rig.open(&recorded, &PolicyChoice::File(file)).unwrap();
     assert_eq!(found.active, digest(b'd'));
     assert_eq!(found.previous, [digest(b'a'), rig.built_in()]);
-    assert_eq!(
-        (found.routes, found.canary),
-        (assigned.routes, assigned.canary)
-    );
+    assert_eq!(found.routes, assigned.routes);
+    assert_eq!(found.canary, assigned.canary);
     assert!(rig.modules.load(&digest(b'd').0).is_ok(), "it is saved");
     // A new store has the built-in policy.
     let found = rig.open(&image(None), &PolicyChoice::Last).unwrap();
@@ -144,19 +144,13 @@ fn a_missing_policy_with_requests_fails_the_start() {
     assert_eq!((&found.canary, &found.shadow), (&None, &None));
     assert_eq!(found.active, digest(b'a'));
     rig.remove_module(b'b');
-    let refused = rig
-        .open(&image, &PolicyChoice::Last)
-        .unwrap_err()
-        .to_string();
+    let refused = rig.refused(&image);
     assert!(refused.contains("owns the keys of a route"), "{refused}");
     assert!(refused.contains(&digest(b'b').to_string()), "{refused}");
     let found = rig.open(&image, &PolicyChoice::BuiltIn).unwrap();
     assert!(found.routes.is_empty(), "the setting ends the route");
     rig.remove_module(b'a');
-    let refused = rig
-        .open(&image, &PolicyChoice::Last)
-        .unwrap_err()
-        .to_string();
+    let refused = rig.refused(&image);
     assert!(refused.contains("--policy builtin"), "{refused}");
     let found = rig.open(&image, &PolicyChoice::BuiltIn).unwrap();
     assert_eq!((found.active, found.previous.len()), (rig.built_in(), 0));
@@ -192,10 +186,8 @@ fn the_setting_may_name_a_recorded_policy_without_a_trial() {
     fs::write(&path, &reserved).unwrap();
     let choice = PolicyChoice::File(path);
     let refused = rig.open(&image(None), &choice).unwrap_err();
-    assert!(
-        format!("{refused:#}").contains("reserved for"),
-        "{refused:#}"
-    );
+    let refused = format!("{refused:#}");
+    assert!(refused.contains("reserved for"), "{refused}");
     let digest = Digest::of(&reserved);
     let recorded = rig.assignment().load(digest).unwrap();
     let found = rig.open(&image(Some(recorded)), &choice).unwrap();
@@ -262,15 +254,9 @@ fn the_data_of_another_program_version_is_accepted() {
         assert_eq!((found.active, found.built_in), (active, rig.built_in()));
     }
     // This program's built-in policy replaces that of an older program.
-    let old = Assignment::of(digest(b'z'));
-    let old = old
-        .load(digest(b'a'))
-        .unwrap()
-        .promote(digest(b'a'))
-        .unwrap();
+    let old = Assignment::of(digest(b'z')).load(digest(b'a')).unwrap();
+    let old = old.promote(digest(b'a')).unwrap();
     let found = rig.open(&image(Some(old)), &PolicyChoice::Last).unwrap();
-    assert_eq!(
-        (found.active, &found.previous[..]),
-        (digest(b'a'), &[rig.built_in()][..])
-    );
+    assert_eq!(found.active, digest(b'a'));
+    assert_eq!(found.previous, [rig.built_in()]);
 }

@@ -2,7 +2,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 use crate::policies::delivery::trust::Trust;
-use crate::policies::manager::tests::{Rig, rig, twin};
+use crate::policies::manager::tests::{Rig, digest, rig, twin};
 use statehouse_core::policy::{Failure, LoadError};
 use statehouse_precompiled::CompileError;
 
@@ -68,13 +68,10 @@ fn restart_without_a_status_file_promotes_no_file_again() {
     let long = directory.path().join("x".repeat(250) + ".wasm");
     fs::write(&long, twin(b'a')).unwrap();
     started(&rig, directory.path());
-    assert_eq!(
-        rig.control.list().assignment.active,
-        Digest::of(&twin(b'a'))
-    );
+    assert_eq!(rig.active(), digest(b'a'));
     rig.control.rollback().unwrap();
     started(&rig, directory.path());
-    assert_eq!(rig.control.list().assignment.active, built_in);
+    assert_eq!(rig.active(), built_in);
 }
 
 /// Another host of a cluster has the same file and no status file, and the operator has decided
@@ -86,7 +83,7 @@ fn next_leader_delivers_no_file_again() {
     for directory in &directories {
         fs::write(directory.path().join("a.wasm"), twin(b'a')).unwrap();
     }
-    let (a, list) = (Digest::of(&twin(b'a')), || rig.control.list().assignment);
+    let (a, list) = (digest(b'a'), || rig.control.list().assignment);
     let built_in = list().built_in;
     let started = || {
         for directory in &directories {
@@ -117,14 +114,14 @@ fn file_does_not_promote_a_policy_that_the_guard_rolled_back() {
     fs::write(&path, twin(b'a')).unwrap();
     let mut drop = started(&rig, directory.path());
     rig.trip();
-    let built_in = rig.control.list().assignment.active;
+    let built_in = rig.active();
     // Neither a restart under another name nor a new copy is a decision of an operator.
     fs::rename(&path, directory.path().join("b.wasm")).unwrap();
     started(&rig, directory.path());
-    assert_eq!(rig.control.list().assignment.active, built_in);
+    assert_eq!(rig.active(), built_in);
     fs::write(&path, twin(b'a')).unwrap();
     twice(&mut drop);
-    assert_eq!(rig.control.list().assignment.active, built_in);
+    assert_eq!(rig.active(), built_in);
     let line = line(&path);
     assert!(line.contains("policy promote"), "{line}");
 }
@@ -135,15 +132,15 @@ fn second_copy_of_a_file_is_a_new_delivery() {
     let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
     let path = directory.path().join("a.wasm");
     let mut drop = started(&rig, directory.path());
-    let a = Digest::of(&twin(b'a'));
+    let a = digest(b'a');
     for _ in 0..2 {
         fs::write(&path, twin(b'a')).unwrap();
         twice(&mut drop);
-        assert_eq!(rig.control.list().assignment.active, a);
+        assert_eq!(rig.active(), a);
         assert!(line(&path).starts_with("active "));
         rig.control.rollback().unwrap();
         twice(&mut drop);
-        assert_ne!(rig.control.list().assignment.active, a);
+        assert_ne!(rig.active(), a);
     }
 }
 
@@ -159,8 +156,7 @@ fn link_that_is_made_again_is_a_new_delivery() {
     for _ in 0..2 {
         symlink(&file, &link).unwrap();
         twice(&mut drop);
-        let active = rig.control.list().assignment.active;
-        assert_eq!(active, Digest::of(&twin(b'a')));
+        assert_eq!(rig.active(), digest(b'a'));
         rig.control.rollback().unwrap();
         fs::remove_file(&link).unwrap();
         twice(&mut drop);
@@ -176,13 +172,13 @@ fn file_that_appears_again_unchanged_is_not_delivered_again() {
     fs::write(&path, twin(b'a')).unwrap();
     let mut drop = started(&rig, directory.path());
     rig.control.rollback().unwrap();
-    let built_in = rig.control.list().assignment.active;
+    let built_in = rig.active();
     // As an unmounted file system.
     let mounted = std::mem::replace(&mut drop.directory, tempfile::tempdir().unwrap().keep());
     twice(&mut drop);
     fs::remove_dir(std::mem::replace(&mut drop.directory, mounted)).unwrap();
     twice(&mut drop);
-    assert_eq!(rig.control.list().assignment.active, built_in);
+    assert_eq!(rig.active(), built_in);
 
     // As a file system that is mounted after a restart.
     let empty = tempfile::tempdir().unwrap();
@@ -190,7 +186,7 @@ fn file_that_appears_again_unchanged_is_not_delivered_again() {
     early.directory = directory.path().into();
     early.began_s += 60;
     twice(&mut early);
-    assert_eq!(rig.control.list().assignment.active, built_in);
+    assert_eq!(rig.active(), built_in);
 
     let before = |number: usize| directory.path().join(format!("{number}.wasm"));
     for number in 0..limits::DROP_FILES_MAX {
@@ -201,7 +197,7 @@ fn file_that_appears_again_unchanged_is_not_delivered_again() {
     fs::remove_file(before(0)).unwrap();
     for drop in [&mut drop, &mut restarted] {
         twice(drop);
-        assert_eq!(rig.control.list().assignment.active, built_in);
+        assert_eq!(rig.active(), built_in);
     }
 }
 
@@ -251,23 +247,21 @@ fn end_pause(drop: &mut DropDirectory) {
 fn file_refused_by_the_disk_is_tried_again() {
     let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
     let path = directory.path().join("a.wasm");
-    let (a, active) = (Digest::of(&twin(b'a')), || {
-        rig.control.list().assignment.active
-    });
+    let a = digest(b'a');
     let (mut drop, modules) = refused_for_now(&rig, &path);
     end_pause(&mut drop);
     drop.poll();
     assert!(line(&path).starts_with("refused: "), "it is still refused");
     fs::remove_file(modules).unwrap();
     drop.poll();
-    assert_ne!(active(), a, "the pause is not over");
+    assert_ne!(rig.active(), a, "the pause is not over");
     end_pause(&mut drop);
     drop.poll();
-    assert_eq!(active(), a);
+    assert_eq!(rig.active(), a);
     assert!(line(&path).starts_with("active "), "{}", line(&path));
     rig.control.rollback().unwrap();
     started(&rig, directory.path());
-    assert_ne!(active(), a, "a restart delivers it no second time");
+    assert_ne!(rig.active(), a, "a restart delivers it no second time");
 }
 
 #[test]
@@ -280,11 +274,8 @@ fn waiting_file_does_not_undo_a_later_promotion() {
     rig.control.promote(&b.into()).unwrap();
     end_pause(&mut drop);
     drop.poll();
-    assert!(
-        line(&path).contains("copy the file again"),
-        "{}",
-        line(&path)
-    );
+    let line = line(&path);
+    assert!(line.contains("copy the file again"), "{line}");
     started(&rig, directory.path());
-    assert_eq!(rig.control.list().assignment.active, b);
+    assert_eq!(rig.active(), b);
 }

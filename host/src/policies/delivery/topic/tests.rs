@@ -10,6 +10,8 @@ use crate::policies::delivery::{Trust, digits, generate, id, sign, sign_order};
 use crate::policies::manager::tests::{Rig, STORE, rig, twin};
 use statehouse_core::policy::Act;
 
+const FILE: &[u8] = b"0123456789abc";
+
 struct OrderRig {
     orders: Arc<PolicyOrders>,
     broker: Broker,
@@ -69,6 +71,20 @@ impl OrderRig {
             .order(&self.broker, &from, payload, Some(&signature))
     }
 
+    /// Sends a chunk of [`FILE`].
+    fn chunk(&self, index: usize, bytes: &[u8]) -> Outcome {
+        let place = format!("{}/{index}", Digest::of(FILE));
+        self.orders.chunk(&self.broker, &place, bytes)
+    }
+
+    /// Checks the state and the serial of the retained status, and returns it.
+    async fn has_status(&self, state: &str, serial: u64) -> Json {
+        let status = self.status().await;
+        assert_eq!(status["state"], state, "{status}");
+        assert_eq!(status["serial"], serial, "{status}");
+        status
+    }
+
     /// The retained status, as a subscriber receives it.
     async fn status(&self) -> Json {
         let (mut near, far) = tokio::io::duplex(1 << 16);
@@ -84,11 +100,8 @@ impl OrderRig {
         near.write_all(&sent).await.unwrap();
         let mut received = Vec::new();
         let status = loop {
-            assert_ne!(
-                near.read_buf(&mut received).await.unwrap(),
-                0,
-                "{received:?}"
-            );
+            let count = near.read_buf(&mut received).await.unwrap();
+            assert_ne!(count, 0, "{received:?}");
             let text = String::from_utf8_lossy(&received);
             // Only the status has braces.
             if let Some((from, to)) = text.find('{').zip(text.rfind('}'))
@@ -105,25 +118,18 @@ impl OrderRig {
 #[tokio::test]
 async fn an_order_without_its_chunks_is_dropped_and_may_be_sent_again() {
     let it = order_rig();
-    let file = b"0123456789abc";
     let before = Instant::now();
-    it.order(7, Action::Load, file).unwrap();
+    it.order(7, Action::Load, FILE).unwrap();
     let after = Instant::now();
-    let place = format!("{}/0", Digest::of(file));
-    it.orders.chunk(&it.broker, &place, &file[..10]).unwrap();
+    it.chunk(0, &FILE[..10]).unwrap();
     let early = before + limits::ORDER_TIMEOUT - Duration::from_millis(1);
     it.orders.expire(&it.broker, early);
     assert_eq!(it.status().await["state"], "receiving");
     it.orders.expire(&it.broker, after + limits::ORDER_TIMEOUT);
-    let status = it.status().await;
-    assert_eq!(
-        (&status["state"], &status["serial"]),
-        (&json!("failed"), &json!(7))
-    );
-    assert_eq!(status["missing"], 1, "{status}");
-    let refused = it.orders.chunk(&it.broker, &place, &file[..10]);
-    assert!(refused.unwrap_err().1.contains("publish the order first"));
-    it.order(7, Action::Load, file).unwrap();
+    assert_eq!(it.has_status("failed", 7).await["missing"], 1);
+    let (_, refusal) = it.chunk(0, &FILE[..10]).unwrap_err();
+    assert!(refusal.contains("publish the order first"), "{refusal}");
+    it.order(7, Action::Load, FILE).unwrap();
     assert_eq!(it.status().await["missing"], 2);
 }
 
@@ -131,8 +137,7 @@ async fn an_order_without_its_chunks_is_dropped_and_may_be_sent_again() {
 #[tokio::test]
 async fn an_order_at_qos_0_is_refused() {
     let it = order_rig();
-    let file = b"0123456789abc";
-    let order = OrderRig::payload(7, Action::Load, file);
+    let order = OrderRig::payload(7, Action::Load, FILE);
     let properties = PropertiesBuilder::new()
         .user(SIGNATURE, &sign_order(&order, &it.key.sk))
         .finish()
@@ -161,10 +166,8 @@ async fn an_order_at_qos_0_is_refused() {
 #[tokio::test]
 async fn a_long_chunk_is_refused_with_its_limit() {
     let it = order_rig();
-    let file = b"0123456789abc";
-    it.order(7, Action::Load, file).unwrap();
-    let place = format!("{}/0", Digest::of(file));
-    let put = |bytes: usize| it.orders.chunk(&it.broker, &place, &vec![0; bytes]);
+    it.order(7, Action::Load, FILE).unwrap();
+    let put = |bytes: usize| it.chunk(0, &vec![0; bytes]);
     let (reason, text) = put(limits::CHUNK_BYTES_MAX + 1).unwrap_err();
     assert_eq!(reason, ReasonCode::QUOTA_EXCEEDED);
     assert!(text.contains("262144 bytes"), "{text}");
@@ -176,36 +179,25 @@ async fn a_long_chunk_is_refused_with_its_limit() {
 #[tokio::test]
 async fn a_chunk_beyond_the_named_size_ends_the_order() {
     let it = order_rig();
-    let file = b"0123456789abc";
-    let order = OrderRig::payload(7, Action::Load, file);
+    let order = OrderRig::payload(7, Action::Load, FILE);
     let mut order: Order = serde_json::from_slice(&order).unwrap();
     order.size = Some(11);
     it.signed(&order.payload()).unwrap();
-    let put = |index: usize, bytes: &[u8]| {
-        let place = format!("{}/{index}", Digest::of(file));
-        it.orders.chunk(&it.broker, &place, bytes)
-    };
-    put(0, &file[..10]).unwrap();
-    let (reason, text) = put(1, &file[10..]).unwrap_err();
+    it.chunk(0, &FILE[..10]).unwrap();
+    let (reason, text) = it.chunk(1, &FILE[10..]).unwrap_err();
     assert_eq!(reason, ReasonCode::PAYLOAD_FORMAT_INVALID);
-    let status = it.status().await;
-    assert_eq!(
-        (&status["state"], &status["serial"], &status["error"]),
-        (&json!("failed"), &json!(7), &json!(text))
-    );
-    it.order(7, Action::Load, file).unwrap();
+    assert_eq!(it.has_status("failed", 7).await["error"], text);
+    it.order(7, Action::Load, FILE).unwrap();
     assert_eq!(it.status().await["missing"], 2);
 }
 
 #[tokio::test]
 async fn a_newer_order_replaces_one_whose_chunks_arrive() {
     let it = order_rig();
-    let (first, second) = (b"0123456789abc", b"abc0123456789");
-    it.order(7, Action::Load, first).unwrap();
-    it.order(8, Action::Load, second).unwrap();
-    let place = format!("{}/0", Digest::of(first));
-    let refused = it.orders.chunk(&it.broker, &place, &first[..10]);
-    assert!(refused.unwrap_err().1.contains("publish the order first"));
+    it.order(7, Action::Load, FILE).unwrap();
+    it.order(8, Action::Load, b"abc0123456789").unwrap();
+    let (_, refusal) = it.chunk(0, &FILE[..10]).unwrap_err();
+    assert!(refusal.contains("publish the order first"), "{refusal}");
     assert_eq!(it.status().await["serial"], 8);
 }
 
@@ -235,15 +227,9 @@ async fn an_order_that_panics_ends_with_a_failure() {
         assert!(Instant::now() < deadline, "the order never ends");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let status = it.status().await;
-    assert_eq!(
-        (&status["state"], &status["serial"]),
-        (&json!("failed"), &json!(7))
-    );
-    assert!(
-        status["error"].as_str().unwrap().contains("bug"),
-        "{status}"
-    );
+    let status = it.has_status("failed", 7).await;
+    let error = status["error"].as_str().unwrap();
+    assert!(error.contains("bug"), "{status}");
     it.order(8, Action::Rollback, b"").unwrap();
 }
 
