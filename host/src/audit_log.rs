@@ -22,7 +22,6 @@ use statehouse_config::limits;
 /// The lines of this process.
 static LINES: AuditLog = AuditLog::new();
 
-/// A line of the audit log.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct AuditLine {
     /// Its number since the start.
@@ -37,7 +36,6 @@ pub(crate) struct AuditLine {
     pub(crate) fields: BTreeMap<&'static str, String>,
 }
 
-/// The kind of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
@@ -47,7 +45,6 @@ pub(crate) enum Kind {
     Refusal,
 }
 
-/// The lines after a position.
 #[derive(Debug, Serialize)]
 pub(crate) struct AuditLines {
     /// The lines, the oldest first.
@@ -58,7 +55,6 @@ pub(crate) struct AuditLines {
     pub(crate) next: u64,
 }
 
-/// The last lines.
 pub(crate) struct AuditLog(Mutex<Kept>);
 
 struct Kept {

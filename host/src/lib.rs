@@ -1,14 +1,5 @@
 //! Statehouse: an MQTT 5 state store whose command logic is a WebAssembly component.
 //!
-//! # The path of a request
-//!
-//! ```text
-//! socket ─ listener ─ mqtt ─ transport ─ request ─ core ─────────── log ─ response gate ─ mqtt ─ socket
-//!          TLS, WS    codec  embedded    topic,    deduplicate      append response,
-//!                     session or foreign properties policy (wasm)   flush  notifications,
-//!                     router  broker     identity  commit                  PUBACK last
-//! ```
-//!
 //! This crate is the program: it connects the parts, which are crates of their own.
 //!
 //! * [`app`]: the composition root. It recovers the state, connects the parts, listens, and drains.
@@ -19,7 +10,8 @@
 //! * [`cli`]: one file per command.
 //!
 //! Dependencies point one way: cli → app → admin → policies → `statehouse_server` →
-//! `statehouse_transport`. The architecture document in `host/docs` describes all crates.
+//! `statehouse_transport`. `host/docs/architecture.md` describes all crates, and the path of a
+//! request.
 #![forbid(unsafe_code)]
 
 pub mod admin;

@@ -27,7 +27,7 @@ pub struct Admin {
 impl Admin {
     /// The admin API of a server with the default data directory.
     pub fn of(server: &Server) -> Admin {
-        Admin::at(&server.directory().join("statehouse-data"))
+        Admin::at(&server.data_directory())
     }
 
     /// Reads the address and token from the file `admin` in a data directory.
@@ -126,7 +126,6 @@ impl Admin {
         }
     }
 
-    /// Opens a stream of events.
     pub fn stream(&self, path: &str) -> Events {
         let (status, events) = self.follow(path);
         assert_eq!(status, 200, "{path}");
@@ -176,7 +175,13 @@ impl Admin {
     }
 }
 
-/// A stream of events.
+/// Asserts that an answer has this status, and says why.
+#[track_caller]
+pub fn assert_refused((status, answer): (u16, String), expected: u16, why: &str) {
+    let is_refused = status == expected && answer.contains(why);
+    assert!(is_refused, "{status} {answer}, not {expected} and {why:?}");
+}
+
 pub struct Events(BufReader<Box<dyn Stream>>);
 
 impl Events {
@@ -197,7 +202,6 @@ impl Events {
         }
     }
 
-    /// Waits for the end of the stream.
     pub fn expect_end(mut self) {
         self.0.read_to_end(&mut Vec::new()).unwrap();
     }

@@ -22,15 +22,10 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|---|---|
 ";
 
-/// What an attack cost.
 pub struct Outcome<T> {
-    /// The name of the attack.
     pub name: String,
-    /// The latencies of the victim before the attack.
     pub before: Latencies,
-    /// The latencies of the victim during the attack.
     pub during: Latencies,
-    /// Resident memory before the attack, in KiB.
     pub rss_before_kib: u64,
     /// Resident memory at the end of the attack, in KiB. The attacker's connections are still open.
     pub rss_during_kib: u64,
@@ -89,7 +84,6 @@ pub fn restart(server: &mut Server) -> Duration {
 }
 
 impl<T> Outcome<T> {
-    /// The row of the table.
     pub fn row(&self) -> String {
         let mib = |kib: u64| format!("{:.0}", kib as f64 / 1024.0);
         format!(

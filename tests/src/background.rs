@@ -2,6 +2,7 @@
 
 use std::{
     process::{Child, Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -12,19 +13,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The process of a command, and the lines of its standard output.
 pub struct Background {
-    /// The process.
     pub child: Child,
     /// The lines of its standard output.
     pub lines: Lines,
 }
 
 impl Background {
-    /// Starts a command.
     pub fn start(command: &mut Command) -> Background {
-        let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-        let mut child = started.unwrap_or_else(|error| {
-            panic!("{command:?}: {error}. `bash tests/run --install` installs it.")
-        });
+        let mut child = spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
         let lines = Lines::follow(child.stdout.take().unwrap());
         Background { child, lines }
     }
@@ -42,4 +38,49 @@ impl Drop for Background {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A server of another project, and its log, which is its standard error. Drop kills it, and prints
+/// the end of the log if the test failed.
+pub(crate) struct Foreign {
+    name: String,
+    pub(crate) child: Child,
+    pub(crate) log: Lines,
+}
+
+impl Foreign {
+    pub(crate) fn start(name: &str, command: &mut Command) -> Foreign {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = spawn(command.stderr(Stdio::piped()));
+        Foreign {
+            name: name.to_owned(),
+            log: Lines::follow(child.stderr.take().unwrap()),
+            child,
+        }
+    }
+
+    pub(crate) fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Ends the process with `kill -9`, unless it has ended by itself.
+    pub(crate) fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        self.end();
+        if thread::panicking() {
+            self.log.print_last(&self.name);
+        }
+    }
+}
+
+fn spawn(command: &mut Command) -> Child {
+    command.spawn().unwrap_or_else(|error| {
+        panic!("{command:?}: {error}. `bash tests/run --install` installs it.")
+    })
 }

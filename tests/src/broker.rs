@@ -25,14 +25,12 @@ pub struct Peer {
     /// The socket, to which a test may write any bytes.
     pub stream: TcpStream,
     unread: Vec<u8>,
-    /// The Clean Start flag of the CONNECT.
     pub clean_start: bool,
 }
 
 /// A CONNACK that accepts the client.
 #[derive(Clone, Default)]
 pub struct Greeting {
-    /// The Session Present flag.
     pub session_present: bool,
     /// In the order of the wire.
     pub properties: Vec<Property>,
@@ -47,7 +45,6 @@ impl Greeting {
         }
     }
 
-    /// With one more property.
     #[must_use]
     pub fn with(mut self, property: Property) -> Greeting {
         self.properties.push(property);
@@ -61,7 +58,6 @@ impl Broker {
         Broker(TcpListener::bind("127.0.0.1:0").await.unwrap())
     }
 
-    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.0.local_addr().unwrap()
     }
@@ -103,12 +99,10 @@ impl Peer {
         &self.unread
     }
 
-    /// Sends the bytes of packets.
     pub async fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).await.unwrap();
     }
 
-    /// Answers the CONNECT.
     pub async fn greet(&mut self, greeting: &Greeting) {
         let packet = connack(greeting.session_present, &greeting.properties);
         self.send(&packet).await;

@@ -123,7 +123,6 @@ impl Browser {
         }
     }
 
-    /// Records an event.
     fn note(&mut self, message: &Json) {
         let event = &message["params"];
         let trouble = match message["method"].as_str().unwrap_or_default() {

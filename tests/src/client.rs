@@ -26,11 +26,8 @@ const SERVER_UNAVAILABLE: u8 = 0x88;
 /// The result of waiting for a packet.
 #[derive(Debug)]
 pub enum Heard {
-    /// A packet arrived.
     Packet(Packet),
-    /// No packet arrived within the time.
     Silence,
-    /// The connection ended.
     Closed,
 }
 
@@ -118,7 +115,6 @@ impl Client {
         Some(client)
     }
 
-    /// The Session Present flag of the CONNACK.
     pub fn session_present(&self) -> bool {
         self.connack.as_ref().is_some_and(|ack| ack.session_present)
     }
@@ -161,7 +157,6 @@ impl Client {
         self.expect_closed();
     }
 
-    /// Ends the connection with a DISCONNECT.
     pub fn disconnect(mut self) {
         self.send(&packet::disconnect(0, &[]));
         self.expect_closed();
@@ -182,7 +177,6 @@ impl Client {
         }
     }
 
-    /// The next packet.
     #[allow(
         clippy::should_implement_trait,
         reason = "it panics if there is no packet"

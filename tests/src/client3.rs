@@ -59,7 +59,6 @@ impl Client3 {
         code
     }
 
-    /// Ends the connection with a DISCONNECT.
     pub fn disconnect(mut self) {
         self.send(&DISCONNECT);
         self.expect_closed();

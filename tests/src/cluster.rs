@@ -25,7 +25,6 @@ pub const NAME: &str = "plant7";
 /// How long a change of the leader may take. It is long because the machine may be busy.
 const LEADER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A cluster of hosts.
 pub struct Cluster {
     // The first field, so that the hosts are dropped before their etcd.
     hosts: Vec<Server>,
@@ -35,10 +34,8 @@ pub struct Cluster {
     arguments: Vec<String>,
 }
 
-/// A host that leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// The index of the host.
     pub host: usize,
     /// The number of its leadership.
     pub epoch: u64,
@@ -74,9 +71,7 @@ impl Cluster {
         for _ in 0..hosts {
             self.add();
         }
-        for host in &mut self.hosts {
-            host.wait_until_ready();
-        }
+        self.wait_until_ready();
         if hosts > 0 {
             self.wait_for_leader_after(0);
         }
@@ -180,12 +175,10 @@ impl Cluster {
         command::run(&[&["cluster"], arguments, &log].concat(), b"")
     }
 
-    /// The number of hosts.
     pub fn count(&self) -> usize {
         self.hosts.len()
     }
 
-    /// The addresses of all hosts for clients.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.hosts.iter().map(Server::address).collect()
     }
@@ -219,15 +212,24 @@ impl Cluster {
         self.leader().expect("a host leads")
     }
 
-    /// The hosts that do not lead.
     pub fn followers(&self) -> Vec<usize> {
         let leader = self.present_leader().host;
         (0..self.count()).filter(|host| *host != leader).collect()
     }
 
-    /// A host that does not lead.
     pub fn follower(&self) -> usize {
         *self.followers().first().expect("two hosts")
+    }
+
+    /// The first host that is none of these.
+    pub fn other_than(&self, hosts: &[usize]) -> usize {
+        let other = (0..self.count()).find(|host| !hosts.contains(host));
+        other.expect("another host")
+    }
+
+    /// Waits until every host accepts requests.
+    pub fn wait_until_ready(&mut self) {
+        self.hosts.iter_mut().for_each(Server::wait_until_ready);
     }
 
     /// Connects a client through this host. It may have to wait for a leader.
@@ -248,7 +250,6 @@ impl Cluster {
     }
 }
 
-/// The name of a host.
 pub fn name(index: usize) -> String {
     format!("gw{}", index + 1)
 }

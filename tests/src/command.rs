@@ -18,14 +18,11 @@ use crate::{
     server::{self, Server},
 };
 
-/// The result of a command.
 #[derive(Debug)]
 pub struct Ran {
     /// Exit code, or `None` if a signal ended the command.
     pub code: Option<i32>,
-    /// Bytes of standard output.
     pub stdout: Vec<u8>,
-    /// Text of standard error.
     pub stderr: String,
 }
 
@@ -50,19 +47,24 @@ impl Ran {
         objects.remove(0)
     }
 
-    /// Asserts this exit code.
     #[track_caller]
     pub fn code(self, expected: i32) -> Ran {
         assert_eq!(self.code, Some(expected), "{self:#?}");
         self
     }
 
+    /// Asserts that the command failed with this exit code, and that standard error says why.
+    #[track_caller]
+    pub fn fails(self, code: i32, why: &str) -> Ran {
+        self.code(code).says(why)
+    }
+
     /// Asserts that standard output contains each of these texts.
     #[track_caller]
     pub fn prints(&self, expected: &[&str]) {
         let text = self.text();
-        for expected in expected {
-            assert!(text.contains(expected), "no {expected:?} in\n{text}");
+        for part in expected {
+            assert_contains!(text, part);
         }
     }
 
@@ -99,7 +101,6 @@ pub fn run(arguments: &[&str], stdin: &[u8]) -> Ran {
     finish(command(arguments), stdin)
 }
 
-/// Runs the binary in a directory.
 pub fn run_in(directory: &Path, arguments: &[&str]) -> Ran {
     let mut command = command(arguments);
     command.current_dir(directory);
@@ -145,6 +146,21 @@ pub fn subcommands() -> Vec<(String, String)> {
     all.sort();
     assert!(all.len() > 50, "{all:?}");
     all
+}
+
+/// The binary with these arguments in a terminal of 24 lines and 80 columns, for at most a minute.
+/// The test types into its input.
+pub fn in_terminal(arguments: &str) -> Command {
+    let program = binary::statehouse().display();
+    let line = format!("stty rows 24 cols 80; exec {program} {arguments}");
+    let mut terminal = Command::new("timeout");
+    terminal
+        .args(["60", "script", "--quiet", "--return"])
+        .args(["--command", &line, "/dev/null"])
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    terminal
 }
 
 /// Runs any command to its end, within a minute.

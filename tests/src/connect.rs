@@ -10,17 +10,13 @@ use crate::{
 pub struct Connect {
     /// Client id. If it is empty, the server assigns one.
     pub client_id: String,
-    /// The Clean Start flag.
     pub clean_start: bool,
     /// Keep Alive. 0 turns it off.
     pub keep_alive_s: u16,
     /// In the order of the wire.
     pub properties: Vec<Property>,
-    /// The last will.
     pub will: Option<Will>,
-    /// User name.
     pub user_name: Option<String>,
-    /// Password.
     pub password: Option<Vec<u8>>,
 }
 
@@ -55,14 +51,12 @@ impl Connect {
         connect.with(Property::SessionExpiry(session_expiry_s))
     }
 
-    /// With one more property.
     #[must_use]
     pub fn with(mut self, property: Property) -> Connect {
         self.properties.push(property);
         self
     }
 
-    /// With a user name and a password.
     #[must_use]
     pub fn login(mut self, user: &str, password: impl Into<Vec<u8>>) -> Connect {
         self.user_name = Some(user.into());
@@ -70,14 +64,12 @@ impl Connect {
         self
     }
 
-    /// With a last will.
     #[must_use]
     pub fn will(mut self, message: Publish, delay_s: u32) -> Connect {
         self.will = Some(Will { message, delay_s });
         self
     }
 
-    /// The bytes of the wire.
     pub fn bytes(&self) -> Vec<u8> {
         self.encode(5)
     }

@@ -21,7 +21,6 @@ impl Dice {
         Dice(seed)
     }
 
-    /// Uses this seed.
     pub fn of(seed: u64) -> Dice {
         Dice(seed)
     }
@@ -31,7 +30,6 @@ impl Dice {
         Dice(self.next())
     }
 
-    /// The next random number.
     #[allow(clippy::should_implement_trait, reason = "the sequence has no end")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -46,7 +44,6 @@ impl Dice {
         self.next() % end
     }
 
-    /// A random element.
     pub fn of_these<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         let at = self.below(all.len() as u64);
         &all[usize::try_from(at).unwrap()]

@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +14,7 @@ use data_encoding::BASE64;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{lines::Lines, server};
+use crate::{background::Foreign, server};
 
 /// How long nodes may need to answer. It is long because the machine may be busy.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -22,7 +22,6 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long one HTTP request may take. A node without a leader lets some requests wait.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The nodes of an etcd cluster.
 pub struct Etcd {
     nodes: Vec<Node>,
     urls: Vec<String>,
@@ -35,8 +34,7 @@ pub struct Etcd {
 
 struct Node {
     command: Command,
-    child: Child,
-    log: Lines,
+    process: Foreign,
     /// Serves the requests of tests without TLS.
     clients: SocketAddr,
     peers: SocketAddr,
@@ -107,7 +105,6 @@ impl Etcd {
         &self.urls
     }
 
-    /// The number of nodes.
     pub fn count(&self) -> usize {
         self.nodes.len()
     }
@@ -126,10 +123,9 @@ impl Etcd {
 
     /// Ends a node with `kill -9`.
     pub fn kill(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        assert!(node.runs(), "node {index} of etcd has already ended");
-        node.child.kill().unwrap();
-        node.child.wait().unwrap();
+        let process = &mut self.nodes[index].process;
+        assert!(process.runs(), "node {index} of etcd has already ended");
+        process.end();
     }
 
     /// Ends all nodes with `kill -9`.
@@ -139,22 +135,21 @@ impl Etcd {
 
     /// Ends all nodes with `kill -9` that did not end by themselves because their disk failed.
     pub fn end_all(&mut self) {
-        for node in &mut self.nodes {
-            node.end();
-        }
+        self.nodes.iter_mut().for_each(|node| node.process.end());
     }
 
     /// Starts a killed node again, without waiting until it answers.
     pub fn restart(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        assert!(!node.runs(), "node {index} of etcd has to be killed first");
-        (node.child, node.log) = run(&mut node.command);
+        let is_over = !node.process.runs();
+        assert!(is_over, "node {index} of etcd has to be killed first");
+        node.process = run(&mut node.command, node.clients);
     }
 
     /// Starts all killed nodes again, and waits until they answer.
     pub fn restart_all(&mut self) {
         for index in 0..self.count() {
-            if !self.nodes[index].runs() {
+            if !self.nodes[index].process.runs() {
                 self.restart(index);
             }
         }
@@ -163,21 +158,21 @@ impl Etcd {
 
     /// Stops a node without ending it (SIGSTOP).
     pub fn pause(&self, index: usize) {
-        server::signal(self.nodes[index].child.id(), "STOP");
+        server::signal(self.nodes[index].process.child.id(), "STOP");
     }
 
     /// Continues a paused node (SIGCONT).
     pub fn resume(&self, index: usize) {
-        server::signal(self.nodes[index].child.id(), "CONT");
+        server::signal(self.nodes[index].process.child.id(), "CONT");
     }
 
-    /// The node that leads the others.
     pub fn leader(&mut self) -> usize {
         let end = Instant::now() + START_TIMEOUT;
         loop {
             for index in 0..self.count() {
-                let status = self.nodes[index].runs().then(|| self.nodes[index].status());
-                if let Some(Some(status)) = status
+                let node = &mut self.nodes[index];
+                if node.process.runs()
+                    && let Some(status) = node.status()
                     && status["leader"] == status["header"]["member_id"]
                 {
                     return index;
@@ -225,7 +220,6 @@ impl Etcd {
         self.ask("kv/put", &put);
     }
 
-    /// Writes a key.
     pub fn put(&mut self, key: &[u8], value: &[u8]) {
         let put = json!({ "key": BASE64.encode(key), "value": BASE64.encode(value) });
         self.ask("kv/put", &put);
@@ -341,7 +335,6 @@ impl Etcd {
         panic!("etcd accepted 300 MB, or its room does not end");
     }
 
-    /// Deletes the keys that [`Self::fill`] has written.
     pub fn delete_filling(&mut self) {
         let range = json!({ "key": "JUNK", "range_end": "JUNL" });
         self.ask("kv/deleterange", &range);
@@ -365,7 +358,7 @@ impl Etcd {
         let running = self
             .nodes
             .iter_mut()
-            .filter_map(|it| it.runs().then_some(it.clients));
+            .filter_map(|it| it.process.runs().then_some(it.clients));
         let node = running.last().expect("a node runs");
         let token = self.token.as_deref();
         let path = format!("/v3/{path}");
@@ -393,29 +386,14 @@ impl Node {
             .args(["--listen-peer-urls", &peer])
             .args(["--initial-advertise-peer-urls", &peer])
             .args(["--listen-metrics-urls", &format!("http://{health}")])
-            .args(["--snapshot-count=2000", "--log-level=error"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        let (child, log) = run(&mut command);
+            .args(["--snapshot-count=2000", "--log-level=error"]);
         Self {
+            process: run(&mut command, clients),
             command,
-            child,
-            log,
             clients,
             peers,
             health,
         }
-    }
-
-    fn end(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    fn runs(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
     }
 
     fn is_healthy(&self) -> bool {
@@ -429,13 +407,8 @@ impl Node {
     }
 }
 
-fn run(command: &mut Command) -> (Child, Lines) {
-    let child = command.spawn();
-    let mut child = child.unwrap_or_else(|error| {
-        panic!("cannot run etcd, of the Debian package etcd-server: {error}")
-    });
-    let log = Lines::follow(child.stderr.take().unwrap());
-    (child, log)
+fn run(command: &mut Command, clients: SocketAddr) -> Foreign {
+    Foreign::start(&format!("etcd at {clients}"), command)
 }
 
 /// The first nodes, as the argument `--initial-cluster` names them.
@@ -469,15 +442,4 @@ fn exchange_as(
     stream.read_to_string(&mut answer).ok()?;
     let (_, json) = answer.split_once("\r\n\r\n")?;
     serde_json::from_str(json).ok()
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        self.end_all();
-        if thread::panicking() {
-            for (index, node) in self.nodes.iter().enumerate() {
-                node.log.print_last(&format!("node {index} of etcd"));
-            }
-        }
-    }
 }

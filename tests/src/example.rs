@@ -105,7 +105,6 @@ pub fn connect(user: &str) -> Connect {
     }
 }
 
-/// Connects a user.
 pub fn client(broker: &Mosquitto, user: &str) -> Client {
     Client::connect(broker.address(), &connect(user))
 }

@@ -39,7 +39,6 @@ impl Injected {
         self.directory.path().join(name)
     }
 
-    /// The environment of the process.
     pub fn environment(&self) -> [(&'static str, String); 2] {
         let text = |name| self.path(name).into_os_string().into_string().unwrap();
         [
@@ -48,7 +47,6 @@ impl Injected {
         ]
     }
 
-    /// Changes the number.
     pub fn set(&self, number: i64) {
         // In place: the process has mapped the file.
         let file = File::options().write(true).open(self.path("number"));

@@ -9,6 +9,22 @@
 #![forbid(unsafe_code)]
 // A panic fails the test, so each unwrap is an assertion.
 #![allow(clippy::unwrap_used)]
+#![allow(
+    missing_docs,
+    reason = "most names say it, and nothing publishes this crate"
+)]
+
+/// Asserts that a text contains each of these parts.
+#[macro_export]
+macro_rules! assert_contains {
+    ($text:expr, $($part:expr),+ $(,)?) => {{
+        let text: &str = &$text;
+        $({
+            let part: &str = $part;
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        })+
+    }};
+}
 
 pub mod admin;
 pub mod attack;
@@ -25,6 +41,7 @@ pub mod connect;
 pub mod dice;
 pub mod etcd;
 pub mod example;
+pub mod files;
 pub mod histories;
 pub mod hlc;
 pub mod injected;

@@ -25,15 +25,12 @@ pub enum Command {
     SetNew(u64),
     /// SET NEX with its own value.
     SetSame(u64),
-    /// GET.
     Get,
-    /// DEL.
     Del,
     /// VDEL.
     DelSame(u64),
 }
 
-/// The answer to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A SET wrote a value with this version.
@@ -53,7 +50,6 @@ pub enum Answer {
 pub struct Operation {
     /// The client, for the failure message.
     pub client: String,
-    /// The command.
     pub command: Command,
     /// The time of sending, or just before.
     pub asked: u64,
@@ -77,7 +73,6 @@ pub struct Violation {
 struct State {
     /// The value and its version. The version is unknown until an answer contains it.
     entry: Option<(u64, Option<Version>)>,
-    /// The newest known version.
     newest: Version,
 }
 
@@ -137,7 +132,6 @@ impl State {
     }
 }
 
-/// A set of operations.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Set(Vec<u64>);
 

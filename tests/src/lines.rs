@@ -41,7 +41,6 @@ impl Lines {
         lines
     }
 
-    /// All lines so far.
     pub fn all(&self) -> Vec<String> {
         self.0.0.lock().unwrap().lines.clone()
     }

@@ -5,17 +5,16 @@ use std::{
     fs,
     net::SocketAddr,
     path::Path,
-    process::{Child, Command, Stdio},
-    thread,
+    process::Command,
     time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
 use crate::{
+    background::Foreign,
     client::{Client, PATIENCE},
     connect::Connect,
-    lines::Lines,
     server,
 };
 
@@ -29,8 +28,7 @@ pub const PERSISTENT: &[&str] = &[
 
 /// A running broker.
 pub struct Mosquitto {
-    child: Child,
-    log: Lines,
+    process: Foreign,
     address: SocketAddr,
     directory: TempDir,
 }
@@ -68,10 +66,8 @@ impl Mosquitto {
         configuration.push_str(&lines);
         configuration.push('\n');
         fs::write(directory.path().join("mosquitto.conf"), configuration).unwrap();
-        let (child, log) = run(directory.path());
         let broker = Mosquitto {
-            child,
-            log,
+            process: run(directory.path()),
             address,
             directory,
         };
@@ -80,11 +76,11 @@ impl Mosquitto {
     }
 
     fn wait_until_it_runs(&self) {
-        let runs = self.log.wait(PATIENCE, |line| line.ends_with(" running"));
+        let log = &self.process.log;
+        let runs = log.wait(PATIENCE, |line| line.ends_with(" running"));
         assert!(runs.is_some(), "mosquitto does not run");
     }
 
-    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -106,28 +102,28 @@ impl Mosquitto {
 
     /// The log lines since the last start.
     pub fn log(&self) -> Vec<String> {
-        self.log.all()
+        self.process.log.all()
     }
 
     /// Waits for a log line that contains `what`.
     pub fn wait_for_log(&self, what: &str) -> String {
-        let line = self.log.wait(PATIENCE, |line| line.contains(what));
+        let log = &self.process.log;
+        let line = log.wait(PATIENCE, |line| line.contains(what));
         line.unwrap_or_else(|| panic!("mosquitto does not log {what:?}"))
     }
 
     /// Ends the broker with `kill -9`, which loses everything that is not on disk.
     pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.process.end();
     }
 
     /// Ends the broker with SIGTERM, so that it saves its sessions.
     pub fn stop(&mut self) {
         let end = Instant::now() + PATIENCE;
         loop {
-            server::signal(self.child.id(), "TERM");
+            server::signal(self.process.child.id(), "TERM");
             // Right after its start, Mosquitto may ignore the signal.
-            if server::wait(&mut self.child, Duration::from_millis(500)).is_some() {
+            if server::wait(&mut self.process.child, Duration::from_millis(500)).is_some() {
                 return;
             }
             assert!(Instant::now() < end, "mosquitto does not end");
@@ -136,23 +132,19 @@ impl Mosquitto {
 
     /// Starts the broker again at the same address, in the same directory. It must have ended.
     pub fn restart(&mut self) {
-        assert!(
-            self.child.try_wait().unwrap().is_some(),
-            "it has to be killed or stopped first"
-        );
-        (self.child, self.log) = run(self.directory.path());
+        assert!(!self.process.runs(), "it has to be killed or stopped first");
+        self.process = run(self.directory.path());
         self.wait_until_it_runs();
     }
 
     /// Stops the process until [`Self::thaw`]. The kernel still accepts connections and bytes for
     /// it.
     pub fn freeze(&self) {
-        server::signal(self.child.id(), "STOP");
+        server::signal(self.process.child.id(), "STOP");
     }
 
-    /// Continues the process.
     pub fn thaw(&self) {
-        server::signal(self.child.id(), "CONT");
+        server::signal(self.process.child.id(), "CONT");
     }
 }
 
@@ -164,30 +156,12 @@ fn program() -> &'static str {
     }
 }
 
-fn run(directory: &Path) -> (Child, Lines) {
-    let mut child = Command::new(program())
+fn run(directory: &Path) -> Foreign {
+    let mut command = Command::new(program());
+    command
         .args(["-c", "mosquitto.conf"])
-        .current_dir(directory)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| {
-            panic!("cannot run mosquitto (install Debian's package mosquitto): {error}")
-        });
-    let log = Lines::follow(child.stderr.take().unwrap());
-    (child, log)
-}
-
-impl Drop for Mosquitto {
-    fn drop(&mut self) {
-        // The broker may have ended already. SIGKILL also ends a frozen process.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if thread::panicking() {
-            self.log.print_last("mosquitto");
-        }
-    }
+        .current_dir(directory);
+    Foreign::start("mosquitto", &mut command)
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 use crate::property::{self, Property, sized, variable};
 
 /// Packet types: the high nibble of the first byte.
-#[allow(missing_docs, reason = "the names are the standard's")]
 pub mod kind {
     pub const CONNECT: u8 = 1;
     pub const CONNACK: u8 = 2;
@@ -23,10 +22,8 @@ pub mod kind {
     pub const AUTH: u8 = 15;
 }
 
-/// PINGREQ.
 pub const PINGREQ: [u8; 2] = [0xC0, 0];
 
-/// One packet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Packet {
     /// The first byte: type and flags.
@@ -80,12 +77,10 @@ impl Packet {
         None
     }
 
-    /// The bytes of the wire.
     pub fn bytes(&self) -> Vec<u8> {
         packet(self.head, &self.body)
     }
 
-    /// The packet type, as in [`kind`].
     pub fn kind(&self) -> u8 {
         self.head >> 4
     }
@@ -121,7 +116,6 @@ impl Packet {
         ack
     }
 
-    /// Reads a PUBLISH.
     pub fn publish(&self) -> Publish {
         self.publish_with(property::read)
     }
@@ -224,15 +218,11 @@ impl std::fmt::Debug for Packet {
 /// A PUBLISH, to send or received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publish {
-    /// Topic name.
     pub topic: String,
-    /// Payload.
     pub payload: Vec<u8>,
     /// 0, 1 or 2.
     pub qos: u8,
-    /// The RETAIN flag.
     pub retain: bool,
-    /// The DUP flag.
     pub dup: bool,
     /// 0 at QoS 0.
     pub packet_id: u16,
@@ -272,21 +262,18 @@ impl Publish {
         self
     }
 
-    /// With the RETAIN flag.
     #[must_use]
     pub fn retained(mut self) -> Publish {
         self.retain = true;
         self
     }
 
-    /// With one more property.
     #[must_use]
     pub fn with(mut self, property: Property) -> Publish {
         self.properties.push(property);
         self
     }
 
-    /// The Correlation Data.
     pub fn correlation(&self) -> Option<&[u8]> {
         self.properties.iter().find_map(|property| match property {
             Property::CorrelationData(data) => Some(&data[..]),
@@ -302,7 +289,6 @@ impl Publish {
         })
     }
 
-    /// The bytes of the wire.
     pub fn bytes(&self) -> Vec<u8> {
         self.bytes_with(&property::write(&self.properties))
     }
@@ -343,7 +329,6 @@ pub fn suback(packet_id: u16, reasons: &[u8]) -> Vec<u8> {
     packet(0x90, &body)
 }
 
-/// PUBACK with a reason and properties.
 pub fn puback(packet_id: u16, reason: u8, properties: &[Property]) -> Vec<u8> {
     let mut body = packet_id.to_be_bytes().to_vec();
     body.push(reason);
@@ -368,7 +353,6 @@ pub fn subscribe(packet_id: u16, properties: &[Property], filters: &[(&str, u8)]
     packet(0x82, &body)
 }
 
-/// UNSUBSCRIBE from one filter.
 pub fn unsubscribe(packet_id: u16, filter: &str) -> Vec<u8> {
     let mut body = packet_id.to_be_bytes().to_vec();
     body.push(0);
@@ -376,7 +360,6 @@ pub fn unsubscribe(packet_id: u16, filter: &str) -> Vec<u8> {
     packet(0xA2, &body)
 }
 
-/// DISCONNECT with a reason and properties.
 pub fn disconnect(reason: u8, properties: &[Property]) -> Vec<u8> {
     let mut body = vec![reason];
     body.extend(property::write(properties));
@@ -386,7 +369,6 @@ pub fn disconnect(reason: u8, properties: &[Property]) -> Vec<u8> {
 /// A cursor that panics at the end.
 pub struct Reader<'a>(pub &'a [u8]);
 
-#[allow(missing_docs, reason = "the names say it")]
 impl<'a> Reader<'a> {
     pub fn take(&mut self, n: usize) -> &'a [u8] {
         assert!(n <= self.0.len(), "a packet ends too early");

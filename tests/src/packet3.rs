@@ -71,7 +71,6 @@ pub fn subscribe(packet_id: u16, filters: &[(&str, u8)]) -> Vec<u8> {
     packet(0x82, &body)
 }
 
-/// UNSUBSCRIBE from filters.
 pub fn unsubscribe(packet_id: u16, filters: &[&str]) -> Vec<u8> {
     let mut body = packet_id.to_be_bytes().to_vec();
     for filter in filters {

@@ -6,15 +6,15 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::Command,
 };
 
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
 use crate::{
+    background::Foreign,
     command::finish,
-    lines::Lines,
     server,
     wait::{eventually, until},
 };
@@ -37,10 +37,8 @@ pub fn check_page(page: &str) {
     assert_eq!(ran.text(), "");
 }
 
-/// A running Prometheus.
 pub struct Prometheus {
-    child: Child,
-    log: Lines,
+    _process: Foreign,
     address: SocketAddr,
     _directory: TempDir,
 }
@@ -62,22 +60,14 @@ impl Prometheus {
         // JSON is YAML.
         let file = directory.path().join("prometheus.yml");
         fs::write(&file, configuration.to_string()).unwrap();
-        let mut child = Command::new("prometheus")
+        let data = directory.path().join("data");
+        let mut command = Command::new("prometheus");
+        command
             .arg(format!("--config.file={}", file.display()))
-            .arg(format!(
-                "--storage.tsdb.path={}",
-                directory.path().join("data").display()
-            ))
-            .arg(format!("--web.listen-address={address}"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("cannot run prometheus: {error}"));
-        let log = Lines::follow(child.stderr.take().unwrap());
+            .arg(format!("--storage.tsdb.path={}", data.display()))
+            .arg(format!("--web.listen-address={address}"));
         let prometheus = Prometheus {
-            child,
-            log,
+            _process: Foreign::start("Prometheus", &mut command),
             address,
             _directory: directory,
         };
@@ -135,23 +125,9 @@ impl Prometheus {
     }
 }
 
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        // An error means that the process has already ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            self.log.print_last("Prometheus");
-        }
-    }
-}
-
-/// A panel of the board.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// The row that it is in.
     pub row: String,
-    /// Its title.
     pub title: String,
     /// What it shows: expressions of PromQL.
     pub expressions: Vec<String>,

@@ -4,7 +4,6 @@ use crate::packet::Reader;
 
 /// One property. The names are those of MQTT 5, table 2-4.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are the standard's")]
 pub enum Property {
     PayloadFormat(u8),
     MessageExpiry(u32),
@@ -38,7 +37,6 @@ pub enum Property {
 use Property as P;
 
 impl Property {
-    /// A user property.
     pub fn user(name: &str, value: &str) -> Property {
         P::User(name.into(), value.into())
     }
@@ -159,7 +157,6 @@ pub fn users(properties: &[Property]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The Reason String.
 pub fn reason_string(properties: &[Property]) -> Option<String> {
     properties.iter().find_map(|property| match property {
         P::ReasonString(text) => Some(text.clone()),

@@ -27,7 +27,6 @@ pub enum Way {
 }
 
 impl Way {
-    /// The opposite direction.
     #[must_use]
     pub fn back(self) -> Way {
         match self {
@@ -37,14 +36,11 @@ impl Way {
     }
 }
 
-/// A packet that the proxy received.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// The connection's number, counted from 0.
     pub connection: usize,
-    /// Its direction.
     pub way: Way,
-    /// The packet.
     pub packet: Packet,
 }
 
@@ -125,7 +121,6 @@ impl Proxy {
         Proxy { address, shared }
     }
 
-    /// The listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -179,7 +174,6 @@ impl Proxy {
         }
     }
 
-    /// The number of held packets.
     pub fn held(&self) -> usize {
         self.shared.state.lock().unwrap().held.len()
     }
@@ -189,7 +183,6 @@ impl Proxy {
         self.shared.state.lock().unwrap().seen.clone()
     }
 
-    /// The number of connections so far.
     pub fn connections(&self) -> usize {
         self.shared.state.lock().unwrap().connections.len()
     }

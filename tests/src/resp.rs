@@ -1,6 +1,5 @@
 //! Encodes requests as RESP3 arrays of bulk strings (protocol, section 3).
 
-/// An array of bulk strings.
 pub fn array<A: AsRef<[u8]>>(arguments: &[A]) -> Vec<u8> {
     let mut out = format!("*{}\r\n", arguments.len()).into_bytes();
     for argument in arguments {
@@ -9,7 +8,6 @@ pub fn array<A: AsRef<[u8]>>(arguments: &[A]) -> Vec<u8> {
     out
 }
 
-/// One bulk string.
 pub fn bulk(bytes: &[u8]) -> Vec<u8> {
     let mut out = format!("${}\r\n", bytes.len()).into_bytes();
     out.extend_from_slice(bytes);

@@ -4,7 +4,7 @@
 use std::{
     mem,
     net::{SocketAddr, TcpListener},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, ChildStderr, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU16, Ordering},
     thread,
@@ -39,7 +39,6 @@ pub struct Server {
     /// Whether `address` belongs to another broker, because the server has no listener.
     attached: bool,
     directory: TempDir,
-    /// The command, for restarts.
     command: Command,
     /// The cgroup that limits its memory. Dropped after the child has ended.
     cgroup: Option<Cgroup>,
@@ -289,7 +288,6 @@ impl Server {
         !self.attached
     }
 
-    /// The port of [`Self::address`].
     pub fn port(&self) -> u16 {
         self.address.port()
     }
@@ -308,18 +306,23 @@ impl Server {
         self.directory.path()
     }
 
-    /// The path of a data directory with the default name.
-    pub fn data(&self) -> String {
-        let path = self.directory().join("statehouse-data");
-        path.into_os_string().into_string().unwrap()
+    /// The data directory, if it has the default name.
+    pub fn data_directory(&self) -> PathBuf {
+        self.directory().join("statehouse-data")
     }
 
-    /// The lines of standard output so far.
+    /// The path of [`Self::data_directory`] as text.
+    pub fn data(&self) -> String {
+        self.data_directory()
+            .into_os_string()
+            .into_string()
+            .unwrap()
+    }
+
     pub fn stdout(&self) -> Vec<String> {
         self.stdout.all()
     }
 
-    /// The log lines so far.
     pub fn stderr(&self) -> Vec<String> {
         self.stderr.all()
     }
@@ -371,10 +374,15 @@ impl Server {
             .unwrap_or_else(|| panic!("there is no metric {name}"))
     }
 
-    /// The value of a metric, if it exists.
-    pub fn metric_if_any(&self, name: &str) -> Option<u64> {
+    pub fn metrics_page(&self) -> String {
         let (status, page) = Admin::of(self).ask("GET", "/metrics", b"");
         assert_eq!(status, 200, "{page}");
+        page
+    }
+
+    /// The value of a metric, if it exists.
+    pub fn metric_if_any(&self, name: &str) -> Option<u64> {
+        let page = self.metrics_page();
         let values = page.lines().filter_map(|line| {
             let rest = line.strip_prefix("statehouse_")?.strip_prefix(name)?;
             let value = rest.starts_with([' ', '{']).then(|| rest.rsplit_once(' '));
@@ -396,17 +404,14 @@ impl Server {
         ))
     }
 
-    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Resident memory in KiB.
     pub fn memory_kib(&self) -> u64 {
         self.memory("VmRSS:")
     }
 
-    /// The peak of resident memory in KiB.
     pub fn memory_peak_kib(&self) -> u64 {
         self.memory("VmHWM:")
     }
@@ -417,14 +422,12 @@ impl Server {
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// The number of open file descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
             .unwrap()
             .count()
     }
 
-    /// Whether the process still runs.
     pub fn runs(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
@@ -434,7 +437,6 @@ impl Server {
         signal(self.pid(), name);
     }
 
-    /// Waits for the end of the process.
     pub fn wait(&mut self, timeout: Duration) -> ExitStatus {
         wait(&mut self.child, timeout)
             .unwrap_or_else(|| panic!("the server still runs after {timeout:?}"))
@@ -463,7 +465,6 @@ fn print(process: &str, stdout: &Lines, stderr: &Lines) {
     stderr.print_last(process);
 }
 
-/// The command of a server with a fixed address.
 fn restartable(mut command: Command, settings: &[(&str, &str)]) -> Command {
     command.args(["serve", "--listen", &own_address().to_string()]);
     set(&mut command, settings);

@@ -9,12 +9,10 @@ use crate::injected::Injected;
 pub struct SlowDisk(Injected);
 
 impl SlowDisk {
-    /// The disk is as fast as it is.
     pub fn fast() -> SlowDisk {
         SlowDisk(Injected::build(include_str!("slow_disk.c")))
     }
 
-    /// The environment of the process.
     pub fn environment(&self) -> [(&'static str, String); 2] {
         self.0.environment()
     }

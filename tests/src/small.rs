@@ -18,7 +18,6 @@ const SHUTDOWN: &str = r#"
     ioctl($directory, 0x8004587d, $flag) or die $!;
 "#;
 
-/// The kind of a small file system.
 #[derive(Clone, Copy, Debug)]
 pub enum FileSystem {
     /// In memory.
@@ -73,7 +72,6 @@ impl Small {
         mounted.is_ok().then_some(small)
     }
 
-    /// Changes a mount option.
     pub fn remount(&self, option: &str) {
         let path = self.path.to_str().unwrap();
         tool("mount", &["-o", &format!("remount,{option}"), path]).unwrap();

@@ -20,11 +20,9 @@ use crate::{
     resp,
 };
 
-/// The topic of requests.
 pub const REQUEST_TOPIC: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
 /// The topic of requests of the 2023 preview.
 pub const PREVIEW_TOPIC: &str = "$services/statestore/_any_/command/invoke/request";
-/// The prefix of all notification topics.
 pub const NOTIFICATION_PREFIX: &str = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8";
 
 /// The topic of notifications of a key to a client.
@@ -65,7 +63,6 @@ fn request_properties(dialect: Dialect, client_id: &str) -> Vec<(String, String)
 /// A request. A test can make each part invalid.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Topic name.
     pub topic: String,
     /// Normally a RESP array.
     pub payload: Vec<u8>,
@@ -73,13 +70,9 @@ pub struct Request {
     pub user: Vec<(String, String)>,
     /// 0, 1 or 2.
     pub qos: u8,
-    /// Response Topic.
     pub response_topic: Option<String>,
-    /// Correlation Data.
     pub correlation: Option<Vec<u8>>,
-    /// Message Expiry Interval.
     pub expiry_s: Option<u32>,
-    /// Content Type.
     pub content_type: Option<String>,
 }
 
@@ -137,7 +130,6 @@ impl Answer {
         self.payload().escape_ascii().to_string()
     }
 
-    /// The user properties.
     pub fn user(&self) -> Vec<(String, String)> {
         property::users(&self.publish.properties)
     }
@@ -156,9 +148,7 @@ pub fn version(publish: &Publish) -> Option<Hlc> {
 
 /// A client of the store.
 pub struct Store {
-    /// The MQTT client.
     pub client: Client,
-    /// Its client id.
     pub id: String,
     /// The dialect of its requests.
     pub dialect: Dialect,
@@ -197,7 +187,6 @@ impl Store {
         }
     }
 
-    /// The response topic of its requests.
     pub fn response_topic(&self) -> String {
         format!(
             "clients/{}/services/statestore/_any_/command/invoke/response",
@@ -321,7 +310,6 @@ impl Store {
         assert_eq!(answer.text(), "+OK\\r\\n");
     }
 
-    /// The next notification.
     pub fn notification(&mut self) -> Publish {
         self.client.take_publish(NOTIFICATION_PREFIX)
     }

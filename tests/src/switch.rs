@@ -30,7 +30,6 @@ pub enum Toward {
 }
 
 impl Toward {
-    /// Both directions.
     pub const BOTH: [Toward; 2] = [Toward::Hosts, Toward::Clients];
 }
 
@@ -85,7 +84,6 @@ impl Switch {
         Switch { address, state }
     }
 
-    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

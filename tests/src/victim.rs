@@ -52,17 +52,14 @@ impl Latencies {
         self.histogram.len()
     }
 
-    /// The median latency.
     pub fn p50(&self) -> Duration {
         self.quantile(0.5)
     }
 
-    /// The 99th percentile.
     pub fn p99(&self) -> Duration {
         self.quantile(0.99)
     }
 
-    /// The longest latency.
     pub fn max(&self) -> Duration {
         Duration::from_micros(self.histogram.max())
     }

@@ -11,12 +11,10 @@ use crate::injected::Injected;
 pub struct WallClock(Injected);
 
 impl WallClock {
-    /// The clock is right.
     pub fn right() -> WallClock {
         WallClock(Injected::build(include_str!("wall_clock.c")))
     }
 
-    /// The environment of the process.
     pub fn environment(&self) -> [(&'static str, String); 2] {
         self.0.environment()
     }

@@ -56,13 +56,10 @@ pub fn upgrade(socket: &mut (impl Read + Write), address: SocketAddr) {
     let answer = ask_on(socket, address, "/mqtt", lines);
     assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
     let answer = answer.to_lowercase();
-    assert!(
-        answer.contains("sec-websocket-protocol: mqtt\r\n"),
-        "{answer}"
-    );
-    assert!(
-        answer.contains("sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo=\r\n"),
-        "{answer}"
+    assert_contains!(
+        answer,
+        "sec-websocket-protocol: mqtt\r\n",
+        "sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo=\r\n"
     );
 }
 

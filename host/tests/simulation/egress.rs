@@ -1,9 +1,10 @@
 //! Bytes leave the broker. At that moment the log must hold what they reveal.
 
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use statehouse_core::clock::Stamp;
-use statehouse_mqtt::simulation::Socket;
+use statehouse_mqtt::Direct;
 use statehouse_wal::Log;
 
 use crate::client::Link;
@@ -14,6 +15,7 @@ use crate::policies;
 use crate::world::World;
 
 /// One write of the broker.
+#[derive(Debug)]
 pub(crate) struct Egress {
     link: u64,
     bytes: Vec<u8>,
@@ -37,6 +39,7 @@ impl Reached {
 }
 
 /// The socket of a connection. Takes down every write with the position that was durable.
+#[derive(Debug)]
 pub(crate) struct Tap {
     link: u64,
     log: Arc<Log>,
@@ -53,14 +56,15 @@ impl Tap {
     }
 }
 
-impl Socket for Tap {
-    fn write(&self, bytes: &[u8]) {
+impl Direct for Tap {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut egress = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
         egress.push(Egress {
             link: self.link,
             bytes: bytes.to_vec(),
             reached: Reached::of(&self.log),
         });
+        Ok(bytes.len())
     }
 }
 

@@ -16,10 +16,7 @@ use statehouse_core::{Core, Settings};
 use statehouse_mqtt::{Broker, Limits, Options as BrokerOptions, Recovery, SessionUsers};
 use statehouse_protocol::ConnectionId;
 use statehouse_server::Server;
-use statehouse_transport::{
-    Inbound, Intake, Transport,
-    embedded::{Embedded, StoreService},
-};
+use statehouse_transport::{Inbound, Intake, Transport, embedded::StoreService};
 use statehouse_wal::simulation::Simulation;
 use statehouse_wal::{Error, Log, LogPosition, Opened, Room, Sink};
 
@@ -232,7 +229,8 @@ impl Node {
                 began,
             };
         }
-        let service = StoreService::new(Arc::new(Entrance(Arc::downgrade(&server))));
+        let entrance = Arc::new(Entrance(Arc::downgrade(&server)));
+        let service = StoreService::new(entrance, None, None);
         let broker_options = BrokerOptions {
             limits: limits(),
             persistence: Some(journal),
@@ -247,7 +245,7 @@ impl Node {
             time.now,
             time.wall_ms,
         );
-        server.attach(Arc::new(Embedded::new(broker.clone())));
+        server.attach(Arc::new(broker.clone()));
         server.retain_sessions(&broker.sessions());
         Self {
             log,

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Admin, Client, Connect, Publish, Ran, Server,
+    Admin, Client, Connect, Publish, Ran, Server, assert_contains,
     command::add_user,
     run_in,
     store::{NOTIFICATION_PREFIX, REQUEST_TOPIC},
@@ -73,22 +73,19 @@ fn explain_uses_active_rules_and_the_connected_user() {
         output.starts_with("denied: no rule lets press-4 write"),
         "{output}"
     );
-    assert!(
-        output.contains("for others: rule 2 (rules.toml, line 8: `speed limit`)"),
-        "{output}"
+    assert_contains!(
+        output,
+        "for others: rule 2 (rules.toml, line 8: `speed limit`)"
     );
-    assert!(
-        output.contains("press-4 is not connected; asked about as no user"),
-        "{output}"
-    );
+    assert_contains!(output, "press-4 is not connected; asked about as no user");
     let output = says(0, &["--user", "operator"]);
     assert!(output.starts_with("allowed: rule 2"), "{output}");
 
     let client = Client::connect(server.address(), &as_user("press-4", "operator"));
     let output = says(0, &[]);
-    assert!(
-        output.contains("press-4 is connected; asked about as the user operator"),
-        "{output}"
+    assert_contains!(
+        output,
+        "press-4 is connected; asked about as the user operator"
     );
     says(1, &["--user", "guest"]);
     let json: Json = serde_json::from_str(&says(0, &["--json"])).unwrap();
@@ -99,7 +96,7 @@ fn explain_uses_active_rules_and_the_connected_user() {
     let fewer = RULES.replace("speed limit", "something else");
     server.change_file(&server.directory().join("rules.toml"), &fewer);
     explain(&server, &[&question[..], &["--user", "operator"]].concat()).code(1);
-    let (_, page) = Admin::of(&server).ask("GET", "/metrics", b"");
+    let page = server.metrics_page();
     assert!(
         !page.contains("what=\"write\""),
         "explain must not count as a refusal: {page}"
@@ -140,9 +137,7 @@ fn explain_does_not_judge_orders() {
     let server = Server::start();
     for topic in ["order", "chunk/00/1"] {
         let topic = format!("statehouse/v1/admin/policy/{topic}");
-        explain(&server, &["press-4", "PUBLISH", &topic])
-            .code(2)
-            .says("the signature decides");
+        explain(&server, &["press-4", "PUBLISH", &topic]).fails(2, "the signature decides");
     }
     let beside = "statehouse/v1/admin/policy/order/x";
     explain(&server, &["press-4", "PUBLISH", beside]).code(1);
@@ -289,10 +284,7 @@ fn session_share_is_named_before_it_refuses() {
     assert!(!ask().contains("max_sessions"), "{}", ask());
     clients.extend((20..30).map(connect));
     let output = ask();
-    assert!(
-        output.contains("may have 27 of max_sessions, which is 40"),
-        "{output}"
-    );
+    assert_contains!(output, "may have 27 of max_sessions, which is 40");
     let (_, ack) = Client::try_connect(server.address(), &Connect::new("one-more"));
     assert_eq!(ack.reason, QUOTA_EXCEEDED);
     clients.truncate(20);
@@ -338,9 +330,7 @@ fn explain_knows_client_ids_that_no_client_has() {
         &["SET", "k"],
         &["CONNECT", "--rules", "rules.toml"],
     ] {
-        explain(&server, &[&[""], question].concat())
-            .code(2)
-            .says("gets one from the broker");
+        explain(&server, &[&[""], question].concat()).fails(2, "gets one from the broker");
         let output = explain(&server, &[&["$operator"], question].concat());
         let output = output.code(1).text();
         assert!(output.contains("that of operators"), "{output}");
@@ -380,7 +370,7 @@ fn explain_knows_topics_of_the_store() {
         (["PUBLISH", REQUEST_TOPIC], "ask about a key"),
     ] {
         let question = [&["press-4"][..], &question].concat();
-        explain(&server, &question).code(2).says(reason);
+        explain(&server, &question).fails(2, reason);
     }
 }
 
@@ -388,5 +378,5 @@ fn explain_knows_topics_of_the_store() {
 fn explain_without_a_store_or_rules_file_fails() {
     let directory = tempfile::tempdir().unwrap();
     let all = ["authz", "explain", "press-4", "GET", "speed"];
-    run_in(directory.path(), &all).code(3).says("no store runs");
+    run_in(directory.path(), &all).fails(3, "no store runs");
 }

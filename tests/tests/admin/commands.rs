@@ -5,6 +5,8 @@ use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt, thread, time::Duration};
 
 use statehouse_tests::{
     Admin, Server,
+    admin::assert_refused,
+    assert_contains,
     command::{command, finish},
     policies, run_in,
 };
@@ -32,14 +34,10 @@ fn policy_is_loaded_promoted_and_rolled_back_while_running() {
     let back = policy(&server, &["rollback"]).code(0).text();
     assert!(back.starts_with("rolled back to standard "), "{back}");
     assert!(!answers(&server, "tally"));
-    policy(&server, &["rollback"])
-        .code(1)
-        .says("nothing to go back to");
+    policy(&server, &["rollback"]).fails(1, "nothing to go back to");
     policy(&server, &["unload", OURS]).code(0);
     assert_eq!(roles(&server, OURS), None);
-    policy(&server, &["unload", "builtin"])
-        .code(1)
-        .says("comes with the program");
+    policy(&server, &["unload", "builtin"]).fails(1, "comes with the program");
 }
 
 #[test]
@@ -127,12 +125,10 @@ fn route_applies_to_its_keys_only() {
     assert!(fails("lab/key") && !fails("key"));
     let table = policy(&server, &["list"]).code(0).text();
     assert!(table.contains("keys under lab/: faulty@"), "{table}");
-    policy(&server, &["unload", "faulty"]).code(1).says("route");
+    policy(&server, &["unload", "faulty"]).fails(1, "route");
     policy(&server, &["route", "lab/", "--off"]).code(0);
     assert!(!fails("lab/key"));
-    policy(&server, &["route", "lab/", "--off"])
-        .code(1)
-        .says("no route");
+    policy(&server, &["route", "lab/", "--off"]).fails(1, "no route");
 }
 
 #[test]
@@ -163,7 +159,7 @@ fn shadow_is_compared_and_never_answers_clients() {
     let diff = |json: bool| policy(&server, if json { &["diff", "--json"] } else { &["diff"] });
     let compared = || diff(true).object();
     for json in [false, true] {
-        diff(json).code(1).says("nothing was compared yet");
+        diff(json).fails(1, "nothing was compared yet");
     }
     server.store("client").set("key", "value");
     let report = eventually("one request is compared", || {
@@ -179,19 +175,12 @@ fn shadow_is_compared_and_never_answers_clients() {
     });
     assert_eq!(report["examples"][0]["request"][0], "TALLY", "{report}");
     let text = diff(false).code(1).text();
-    assert!(
-        text.contains("TALLY tally") && text.contains("different answers"),
-        "{text}"
-    );
+    assert_contains!(text, "TALLY tally", "different answers");
     assert_eq!(roles(&server, OURS).unwrap(), ["shadow"]);
     policy(&server, &["shadow", "--off"]).code(0);
     assert_eq!(roles(&server, OURS).unwrap(), [""; 0]);
-    policy(&server, &["shadow", "builtin"])
-        .code(1)
-        .says("active");
-    policy(&server, &["shadow", OURS, "--sample", "0%"])
-        .code(2)
-        .says("0.1%");
+    policy(&server, &["shadow", "builtin"]).fails(1, "active");
+    policy(&server, &["shadow", OURS, "--sample", "0%"]).fails(2, "0.1%");
     policy(&server, &["shadow", OURS, "--sample", "12.5%"]).code(0);
     assert_eq!(listing(&server)["assignment"]["shadow"]["per_mille"], 125);
 }
@@ -226,14 +215,9 @@ fn canary_pattern_with_an_unclosed_bracket_is_refused() {
     let server = Server::start();
     policy(&server, &["load", &ours()]).code(0);
     let body = format!(r#"{{"policy":"{OURS}","rule":{{"keys":"["}}}}"#);
-    let (status, answer) = Admin::of(&server).ask("PUT", "/v1/canary", body.as_bytes());
-    assert!(
-        status == 422 && answer.contains("a `]` for each `[`"),
-        "{status} {answer}"
-    );
-    policy(&server, &["canary", OURS, "--clients", "press-[0-9"])
-        .code(4)
-        .says("a `]` for each `[`");
+    let answer = Admin::of(&server).ask("PUT", "/v1/canary", body.as_bytes());
+    assert_refused(answer, 422, "a `]` for each `[`");
+    policy(&server, &["canary", OURS, "--clients", "press-[0-9"]).fails(4, "a `]` for each `[`");
 }
 
 #[test]
@@ -249,10 +233,7 @@ fn canary_answers_its_clients_only() {
     server.kill_and_restart();
     assert!(answers(&server, "tally"));
     let table = policy(&server, &["list"]).code(0).text();
-    assert!(
-        table.contains(&format!("canary, clients ask*: {OURS}@")),
-        "{table}"
-    );
+    assert_contains!(table, &format!("canary, clients ask*: {OURS}@"));
     policy(&server, &["canary", OURS, "--percent", "100"]).code(0);
     assert!(answers(&server, "tally"));
     policy(&server, &["canary", "--off"]).code(0);
@@ -263,9 +244,7 @@ fn canary_answers_its_clients_only() {
 fn unusual_policy_name_is_refused() {
     let server = Server::start();
     policy(&server, &["promote", "a b/c\u{e9}"]).code(1);
-    policy(&server, &["promote", ""])
-        .code(2)
-        .says("NAME@VERSION");
+    policy(&server, &["promote", ""]).fails(2, "NAME@VERSION");
 }
 
 /// Regression: the URL was too long for the admin API, and the error said that it is another
@@ -276,14 +255,10 @@ fn long_prefix_or_name_is_refused_with_its_limit() {
     for bytes in [1025, 40_000] {
         let long = "p".repeat(bytes);
         for end in ["builtin", "--off"] {
-            policy(&server, &["route", &long, end])
-                .code(4)
-                .says("a prefix must have 1 to 1024 bytes");
+            policy(&server, &["route", &long, end]).fails(4, "a prefix must have 1 to 1024 bytes");
         }
         for command in ["promote", "unload", "logs"] {
-            policy(&server, &[command, &long])
-                .code(2)
-                .says("a policy is selected by");
+            policy(&server, &[command, &long]).fails(2, "a policy is selected by");
         }
     }
 }
@@ -303,11 +278,11 @@ fn load_of_an_invalid_file_changes_nothing() {
 fn commands_without_a_store_report_it() {
     let directory = tempfile::tempdir().unwrap();
     let list = || run_in(directory.path(), &["policy", "list"]);
-    list().code(3).says("statehouse serve");
+    list().fails(3, "statehouse serve");
     // A killed store leaves its admin file, but the address in it does not answer.
     let mut server = Server::restartable(&[]);
     server.kill();
-    policy(&server, &["list"]).code(3).says("killed");
+    policy(&server, &["list"]).fails(3, "killed");
     server.restart_with(&[("admin", "off")]);
     policy(&server, &["list"]).code(3);
 }
@@ -324,11 +299,11 @@ fn large_upload_with_a_wrong_token_names_the_token() {
         let mut load = command(&["policy", "load", "large.wasm", "--admin", &admin.url()]);
         load.current_dir(server.directory())
             .env("STATEHOUSE_ADMIN_TOKEN", "0123456789abcdef");
-        finish(load, b"").code(4).says("the token is not the one");
+        finish(load, b"").fails(4, "the token is not the one");
     }
     let mut list = command(&["policy", "list", "--admin", "mqtts://localhost:1"]);
     list.env("STATEHOUSE_ADMIN_TOKEN", "0123456789abcdef");
-    finish(list, b"").code(2).says("http://127.0.0.1");
+    finish(list, b"").fails(2, "http://127.0.0.1");
 }
 
 /// A component that is not a policy. The store finds this out only after it has compiled every

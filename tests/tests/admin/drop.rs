@@ -167,5 +167,5 @@ fn dropped_file_must_be_signed_by_a_trusted_key() {
         "--policy-drop",
         "nowhere",
     ];
-    run_in(keys.path(), &missing).code(2).says("nowhere");
+    run_in(keys.path(), &missing).fails(2, "nowhere");
 }

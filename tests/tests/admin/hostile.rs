@@ -85,9 +85,7 @@ fn policy_that_is_costly_to_compile_is_refused_cheaply() {
     let path = server.directory().join("bomb.wasm");
     fs::write(&path, bomb(270_000)).unwrap();
     let before_kib = server.memory_peak_kib();
-    policy(&server, &["load", path.to_str().unwrap()])
-        .code(4)
-        .says("bytes of memory");
+    policy(&server, &["load", path.to_str().unwrap()]).fails(4, "bytes of memory");
     let grown_kib = server.memory_peak_kib() - before_kib;
     assert!(grown_kib < (32 << 10), "{grown_kib} KiB");
     assert_eq!(store.get("kept"), Some(b"still there".to_vec()));

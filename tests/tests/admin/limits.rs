@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use statehouse_tests::{
-    Client, Connect, Property, Publish, Server, Store,
+    Client, Connect, Property, Publish, Server, Store, assert_contains,
     packet::kind,
     policies,
     reload::replace,
@@ -179,10 +179,7 @@ fn refusal_by_a_limit_is_logged_and_counted() {
             answer.text()
         );
         let line = server.wait_for_log(why);
-        assert!(
-            line.contains("statehouse::audit") && line.contains("greedy"),
-            "{line}"
-        );
+        assert_contains!(line, "statehouse::audit", "greedy");
         assert_eq!(server.refused(name), 1);
     }
 }

@@ -3,7 +3,7 @@
 use std::thread;
 
 use serde_json::{Value as Json, json};
-use statehouse_tests::{Admin, Server, WallClock};
+use statehouse_tests::{Admin, Server, WallClock, admin::assert_refused};
 
 use statehouse_tests::wait::{eventually, until};
 
@@ -16,10 +16,8 @@ fn the_overview_has_rates_times_and_hot_keys() {
     let admin = Admin::of(&server);
     let mut store = server.store("press-4");
     let idle = admin.done("GET", "/v1/overview", b"");
-    assert_eq!(
-        (&idle["ready"], &idle["cluster"]),
-        (&json!(true), &Json::Null)
-    );
+    assert_eq!(idle["ready"], true);
+    assert_eq!(idle["cluster"], Json::Null);
     assert_eq!(idle["hot_keys"], json!([]));
     assert!(idle["rates"]["requests"].is_number(), "{idle}");
     assert_eq!(idle["version"], env!("CARGO_PKG_VERSION"));
@@ -97,11 +95,7 @@ fn streams_are_limited_and_block_no_other_request() {
     // All streams have the same document.
     assert_eq!(streams[1].event().1, first.1);
 
-    let (status, body) = admin.ask("GET", "/v1/live", b"");
-    assert!(
-        status == 503 && body.contains("16 streams"),
-        "{status} {body}"
-    );
+    assert_refused(admin.ask("GET", "/v1/live", b""), 503, "16 streams");
     assert_eq!(admin.ask("GET", "/v1/overview", b"").0, 200);
     assert_eq!(admin.ask("GET", "/livez", b"").0, 200);
     drop(streams);
@@ -142,10 +136,8 @@ fn acts_and_refusals_are_events() {
     let act = &seen["events"][0];
     assert_eq!(act["kind"], "act", "{seen}");
     let fields = &act["fields"];
-    assert_eq!(
-        (&fields["path"], &fields["status"]),
-        (&json!("/v1/rollback"), &json!("409"))
-    );
+    assert_eq!(fields["path"], "/v1/rollback");
+    assert_eq!(fields["status"], "409");
     assert_eq!(admin.without_token().ask("GET", "/v1/usage", b"").0, 401);
     // A question is no act, and neither is what does not exist.
     let question = br#"{"client": "a", "command": "SET", "on": "k"}"#;

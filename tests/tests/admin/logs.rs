@@ -3,7 +3,9 @@
 use std::fs;
 
 use serde_json::Value as Json;
-use statehouse_tests::{Admin, Background, Server, command::command, policies, server::signal};
+use statehouse_tests::{
+    Admin, Background, Server, assert_contains, command::command, policies, server::signal,
+};
 
 use crate::{listing, policy, until};
 
@@ -32,10 +34,7 @@ fn failure_names_message_file_and_line_of_the_panic() {
     server.store("client").ask(&["SET", "k", "panic"]);
     let cause = "tests/policies/faulty/src/lib.rs:";
     let log = server.wait_for_log("client=\"client\" ");
-    assert!(
-        log.contains(cause) && log.contains(": a panic on request"),
-        "{log}"
-    );
+    assert_contains!(log, cause, ": a panic on request");
     let listing = listing(&server);
     let failed = |it: &&Json| it["last_failure"].is_object();
     let mut policies = listing["policies"]

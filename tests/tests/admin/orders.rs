@@ -28,6 +28,17 @@ struct Fleet {
     file: Vec<u8>,
 }
 
+impl Fleet {
+    /// A signed order that ships our policy.
+    fn order(&self, serial: u64, action: &str) -> Publish {
+        self.sign(&order(&self.store, serial, action, &self.file))
+    }
+
+    fn sign(&self, order: &Json) -> Publish {
+        signed(order, &self.key)
+    }
+}
+
 fn fleet() -> Fleet {
     let directory = tempfile::tempdir().unwrap();
     let here = directory.path();

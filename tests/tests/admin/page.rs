@@ -6,10 +6,8 @@ use statehouse_tests::{Admin, Server};
 /// Logs in with the token, and returns the operator of the session.
 fn log_in(admin: &Admin) -> Admin {
     let begun = admin.done("POST", "/v1/session", b"");
-    assert_eq!(
-        (&begun["role"], &begun["user"]),
-        (&"ship".into(), &Json::Null)
-    );
+    assert_eq!(begun["role"], "ship");
+    assert_eq!(begun["user"], Json::Null);
     assert!(begun["expires_s"].as_u64().unwrap() > 0, "{begun}");
     admin.with_token(begun["session"].as_str().unwrap())
 }

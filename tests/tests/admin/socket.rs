@@ -46,8 +46,7 @@ fn commands_over_the_socket_need_no_token() {
     list.arg(format!("unix:{}", path.display()));
     list.env("STATEHOUSE_ADMIN_TOKEN", "that of some other store");
     finish(list, b"").code(0);
-    let (status, page) = Admin::of(&server).ask("GET", "/metrics", b"");
-    assert_eq!(status, 200);
+    let page = server.metrics_page();
     assert!(page.contains("\nstatehouse_keys 0\n"), "{page}");
     let url = Admin::of(&server).url();
     assert!(url.starts_with("unix:/"), "{url}");
@@ -79,7 +78,7 @@ fn socket_is_removed_at_stop_and_replaced_after_a_kill() {
     policy(&server, &["list"]).code(0);
     server.kill();
     assert!(path.exists());
-    policy(&server, &["list"]).code(3).says("killed");
+    policy(&server, &["list"]).fails(3, "killed");
     server.restart();
     policy(&server, &["list"]).code(0);
     server.stop();
@@ -95,16 +94,13 @@ fn socket_path_in_use_is_refused_and_left_unchanged() {
         let all = ["serve", "--listen", "127.0.0.1:0", "--admin", place];
         run_in(directory.path(), &all)
     };
-    serve(&place).code(3).says("another process listens there");
+    serve(&place).fails(3, "another process listens there");
     policy(&server, &["list"]).code(0);
     fs::write(directory.path().join("notes"), "mine").unwrap();
-    serve("unix:notes")
-        .code(3)
-        .says("no socket")
-        .says("--admin");
+    serve("unix:notes").fails(3, "no socket").says("--admin");
     assert_eq!(fs::read(directory.path().join("notes")).unwrap(), b"mine");
     let long = format!("unix:/{}", "x".repeat(200));
-    serve(&long).code(2).says("at most 107 bytes");
+    serve(&long).fails(2, "at most 107 bytes");
 }
 
 #[test]
@@ -122,6 +118,6 @@ fn store_in_memory_serves_the_socket() {
         &["replay"],
     ] {
         let question = [question, &["--admin", "unix:admin.sock"]].concat();
-        server.run(&question).code(4).says("has no history");
+        server.run(&question).fails(4, "has no history");
     }
 }

@@ -3,24 +3,15 @@
 use std::{
     io::{Read, Write},
     path::Path,
-    process::{Command, Stdio},
 };
 
-use statehouse_tests::{Server, command, run_in, server::wait, wait::until};
+use statehouse_tests::{Server, command::in_terminal, run_in, server::wait, wait::until};
 
-/// Runs `statehouse top` in a pseudo-terminal of 24 lines and 80 columns. Types the keys of each
-/// step once its text is shown. Returns what the terminal received, and the exit code.
-fn in_terminal(directory: &Path, steps: &[(&str, &[u8])]) -> (String, i32) {
-    let program = command(&[]).get_program().to_owned();
-    let program = program.to_str().unwrap();
-    let line = format!("stty rows 24 cols 80; exec {program} top --interval 250ms");
-    let mut child = Command::new("timeout")
-        .args(["60", "script", "--quiet", "--return"])
-        .args(["--command", &line, "/dev/null"])
+/// Runs `statehouse top` in a terminal. Types the keys of each step once its text is shown. Returns
+/// what the terminal received, and the exit code.
+fn run_top(directory: &Path, steps: &[(&str, &[u8])]) -> (String, i32) {
+    let mut child = in_terminal("top --interval 250ms")
         .current_dir(directory)
-        .env("TERM", "xterm")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
         .spawn()
         .expect("script of util-linux runs");
     let mut output = child.stdout.take().unwrap();
@@ -83,20 +74,16 @@ fn top_shows_a_store_in_a_terminal_and_without_one() {
 
     // Spaces are not sent, so each step waits for a word.
     let steps: [(&str, &[u8]); 3] = [("quit", b"3"), ("press-4", b"s"), ("watches", b"q")];
-    let (shown, code) = in_terminal(directory, &steps);
+    let (shown, code) = run_top(directory, &steps);
     assert_eq!(code, 0, "{shown}");
     assert!(shown.contains("requests/s"), "{shown}");
     // It leaves the alternate screen as it found it.
     let (enter, leave) = ("\x1b[?1049h", "\x1b[?1049l");
     assert!(shown.contains(enter) && shown.contains(leave), "{shown:?}");
 
-    run_in(directory, &["top"]).code(2).says("needs a terminal");
-    run_in(directory, &["top", "--interval", "1ms"])
-        .code(2)
-        .says("at least 250ms");
+    run_in(directory, &["top"]).fails(2, "needs a terminal");
+    run_in(directory, &["top", "--interval", "1ms"]).fails(2, "at least 250ms");
     drop(server);
     let nowhere = tempfile::tempdir().unwrap();
-    run_in(nowhere.path(), &["top", "--once"])
-        .code(3)
-        .says("no store runs");
+    run_in(nowhere.path(), &["top", "--once"]).fails(3, "no store runs");
 }

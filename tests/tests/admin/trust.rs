@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use statehouse_tests::{Server, run_in};
+use statehouse_tests::{Server, assert_contains, run_in};
 
 use crate::{OURS, answers, keygen, ours, policy, roles, sign, try_sign};
 
@@ -47,15 +47,10 @@ fn policy_must_be_signed_by_a_trusted_key() {
     let files = files();
     let server = Server::with(&format!("trusted_keys = [\"{}\"]", files.key), &[]);
     policy(&server, &["load", &files.unsigned])
-        .code(4)
-        .says("not signed")
+        .fails(4, "not signed")
         .says("policy sign");
-    policy(&server, &["load", &files.foreign])
-        .code(4)
-        .says("none of the keys");
-    policy(&server, &["load", &files.tampered])
-        .code(4)
-        .says("changed or cut");
+    policy(&server, &["load", &files.foreign]).fails(4, "none of the keys");
+    policy(&server, &["load", &files.tampered]).fails(4, "changed or cut");
     assert_eq!(roles(&server, OURS), None);
     policy(&server, &["load", "--promote", &files.signed]).code(0);
     assert!(answers(&server, "tally"));
@@ -88,9 +83,7 @@ fn unsigned_policy_is_loaded_with_allow_unsigned() {
     let key = files.directory.path().join("trusted.pub");
     let key = key.to_str().unwrap();
     let server = Server::with("", &["--trusted-keys", key, "--allow-unsigned"]);
-    policy(&server, &["load", &files.tampered])
-        .code(4)
-        .says("changed or cut");
+    policy(&server, &["load", &files.tampered]).fails(4, "changed or cut");
     policy(&server, &["load", &files.unsigned]).code(0);
     policy(&server, &["load", &files.foreign]).code(0);
     // Without trusted keys the store checks no signature.
@@ -107,13 +100,10 @@ fn policy_of_a_start_is_checked_too() {
         run_in(files.directory.path(), &all)
     };
     serve(&files.unsigned, &[])
-        .code(2)
-        .says("not signed")
+        .fails(2, "not signed")
         .says(".wasm");
-    serve(&files.foreign, &[]).code(2).says("none of the keys");
-    serve(&files.tampered, &["--allow-unsigned"])
-        .code(2)
-        .says("changed or cut");
+    serve(&files.foreign, &[]).fails(2, "none of the keys");
+    serve(&files.tampered, &["--allow-unsigned"]).fails(2, "changed or cut");
     let key = files.directory.path().join("trusted.pub");
     let trusted = ["--trusted-keys", key.to_str().unwrap()];
     let server = Server::with("", &[&trusted[..], &["--policy", &files.signed]].concat());
@@ -132,14 +122,13 @@ fn policy_of_a_removed_key_keeps_its_roles_and_gets_no_new_one() {
     server.restart_with(&[("trusted_keys", &*key("other.pub"))]);
     assert!(answers(&server, "tally"), "the store goes on");
     let warned = server.wait_for_log("keeps its roles");
-    for what in [
+    assert_contains!(
+        warned,
         OURS,
         "none of the keys",
         "policy sign",
-        "a policy of its own",
-    ] {
-        assert!(warned.contains(what), "{warned}");
-    }
+        "a policy of its own"
+    );
     policy(&server, &["promote", "builtin"]).code(0);
     for change in [
         &["promote", OURS][..],
@@ -148,8 +137,7 @@ fn policy_of_a_removed_key_keeps_its_roles_and_gets_no_new_one() {
         &["shadow", OURS],
     ] {
         policy(&server, change)
-            .code(4)
-            .says(OURS)
+            .fails(4, OURS)
             .says("gets no new role")
             .says("a policy of its own")
             .says("none of the keys");
@@ -173,24 +161,18 @@ fn unusable_key_is_refused_and_no_key_is_overwritten() {
     let here = directory.path();
     keygen(here, "mine");
     // The command never overwrites the only copy of a key.
-    run_in(here, &["policy", "keygen", "mine"])
-        .code(2)
-        .says("mine.pub");
+    run_in(here, &["policy", "keygen", "mine"]).fails(2, "mine.pub");
     fs::remove_file(here.join("mine.pub")).unwrap();
-    run_in(here, &["policy", "keygen", "mine"])
-        .code(2)
-        .says("mine.key");
+    run_in(here, &["policy", "keygen", "mine"]).fails(2, "mine.key");
     for key in ["missing.pub", "mine.key", "abcdef"] {
         let serve = ["serve", "--listen", "127.0.0.1:0", "--trusted-keys", key];
-        run_in(here, &serve).code(2).says("trusted_keys").says(key);
+        run_in(here, &serve).fails(2, "trusted_keys").says(key);
     }
     let file = ours();
     for key in ["missing.key", &file] {
         try_sign(here, key, &file, "out.wasm").code(2);
     }
     fs::write(here.join("rubbish.wasm"), b"rubbish").unwrap();
-    try_sign(here, "mine.key", "rubbish.wasm", "out.wasm")
-        .code(2)
-        .says("not WebAssembly");
+    try_sign(here, "mine.key", "rubbish.wasm", "out.wasm").fails(2, "not WebAssembly");
     assert!(!here.join("out.wasm").exists());
 }

@@ -92,12 +92,7 @@ fn store_checks_the_certificate_of_the_broker() {
     let ca = file(&broker, "ca.crt");
     let mut server = attaching(&broker, clients, &[("broker_ca", &ca)]);
     assert_serves(&mut server);
-    let attached = format!("attached to mqtts://{} as ", broker.address());
-    let printed = server.stdout();
-    assert!(
-        printed.iter().any(|line| line.starts_with(&attached)),
-        "{printed:?}"
-    );
+    server.wait_for_line(&format!("attached to mqtts://{} as ", broker.address()));
 
     let other = file(&broker, "other.crt");
     for settings in [&[("broker_ca", other.as_str())][..], &[]] {

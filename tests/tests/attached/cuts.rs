@@ -45,11 +45,8 @@ fn assert_one_effect(
     // A second effect would have another version.
     writer.assert_value("key", value, &version);
     watcher.assert_value("key", value, &version);
-    assert_eq!(
-        watcher.notified_versions("key").last(),
-        Some(&version),
-        "{value}"
-    );
+    let notified = watcher.notified_versions("key");
+    assert_eq!(notified.last(), Some(&version), "{value}");
 }
 
 #[test]

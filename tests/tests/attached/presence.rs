@@ -9,10 +9,8 @@ use std::{
 
 use statehouse_tests::{
     Client, Connect, Mosquitto, Publish, Server, Store, packet::disconnect, property::sized,
-    store::notification_topic,
+    store::notification_topic, wait::until,
 };
-
-use statehouse_tests::wait::until;
 
 /// The broker's configuration that lets the store read its connection log.
 const LOG: &[&str] = &["log_dest topic"];
@@ -31,28 +29,21 @@ fn persistent(broker: &Mosquitto, id: &str) -> Store {
     Store::behind(client, id)
 }
 
-/// The line of the store's output about presence.
-fn presence_line(host: &Server) -> String {
-    let lines = host.stdout();
-    let line = lines.iter().find(|it| it.starts_with("presence: "));
-    line.unwrap_or_else(|| panic!("{lines:?}")).clone()
-}
-
 #[test]
 fn presence_source_is_printed_at_the_start() {
     let (host, _broker) = attached(LOG, &[]);
     assert_eq!(
-        presence_line(&host),
+        host.wait_for_line("presence: "),
         "presence: mosquitto's connection log; a watch ends with its client's connection"
     );
     let (host, _broker) = attached(&["connection_messages false", "log_dest topic"], &[]);
     assert_eq!(
-        presence_line(&host),
+        host.wait_for_line("presence: "),
         "presence: none; a watch ends with the first notification without a subscriber"
     );
     let (host, _broker) = attached(LOG, &[("presence", "off"), ("watch_ttl", "1h")]);
     assert_eq!(
-        presence_line(&host),
+        host.wait_for_line("presence: "),
         "presence: none; a watch ends with the first notification without a subscriber, or after 3600s of silence"
     );
 }
@@ -73,7 +64,7 @@ fn presence_over_websocket_is_known_with_the_next_client() {
     });
     let url = format!("ws://{}/mqtt", listener.unwrap());
     let host = Server::attached(&url, broker.address(), &[]);
-    let line = presence_line(&host);
+    let line = host.wait_for_line("presence: ");
     assert!(line.starts_with("presence: none known yet"), "{line}");
     broker.connect("client").disconnect();
     host.wait_for_log("presence: mosquitto's connection log");

@@ -143,10 +143,8 @@ impl RecordingClient {
     pub(crate) fn assert_value(&mut self, key: &str, value: &str, version: &Hlc) {
         let answer = self.ask(&["GET", key]);
         let expected = format!("${}\\r\\n{value}\\r\\n", value.len());
-        assert_eq!(
-            (answer.text, answer.version.as_ref()),
-            (expected, Some(version))
-        );
+        assert_eq!(answer.text, expected);
+        assert_eq!(answer.version.as_ref(), Some(version));
     }
 
     /// The versions in a key's notifications, in order of first arrival.
@@ -186,11 +184,8 @@ impl RecordingClient {
             if let Some(found) = find(self) {
                 return found;
             }
-            match self
-                .store
-                .client
-                .poll(end.saturating_duration_since(Instant::now()))
-            {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.store.client.poll(left) {
                 Heard::Packet(packet) => self.take(&packet),
                 other => panic!("{} waits for {what}: {other:?}", self.store.id),
             }
@@ -201,11 +196,8 @@ impl RecordingClient {
     pub(crate) fn receive_for(&mut self, time: Duration) -> bool {
         let end = Instant::now() + time;
         loop {
-            match self
-                .store
-                .client
-                .poll(end.saturating_duration_since(Instant::now()))
-            {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.store.client.poll(left) {
                 Heard::Packet(packet) => self.take(&packet),
                 Heard::Silence => return true,
                 Heard::Closed => return false,

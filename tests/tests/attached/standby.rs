@@ -149,11 +149,8 @@ fn returning_store_ends_and_the_later_one_continues() {
 
 #[test]
 fn standby_needs_a_data_directory_and_a_broker() {
-    let refused = |arguments: &[&str], why: &str| {
-        command::run(arguments, b"").code(2).says(why);
-    };
-    refused(&["serve", "--standby"], "broker");
+    command::run(&["serve", "--standby"], b"").fails(2, "broker");
     let url = "mqtt://127.0.0.1:1";
     let memory = ["serve", "--broker", url, "--durability", "memory"];
-    refused(&[&memory[..], &["--standby"]].concat(), "data directory");
+    command::run(&[&memory[..], &["--standby"]].concat(), b"").fails(2, "data directory");
 }

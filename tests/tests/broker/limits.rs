@@ -31,10 +31,8 @@ fn client_receive_maximum_limits_messages_in_flight() {
                     .publish()
             })
             .collect();
-        assert_eq!(
-            (&two[0].payload[..], &two[1].payload[..]),
-            (&[n][..], &[n + 1][..])
-        );
+        assert_eq!(two[0].payload, [n]);
+        assert_eq!(two[1].payload, [n + 1]);
         client.ping();
         let early = client.drain();
         assert!(
@@ -83,9 +81,7 @@ fn connack_denies_no_feature() {
             Property::RetainAvailable(n)
             | Property::WildcardAvailable(n)
             | Property::SubscriptionIdAvailable(n)
-            | Property::SharedAvailable(n) => {
-                assert_eq!(*n, 1, "{properties:?}");
-            }
+            | Property::SharedAvailable(n) => assert_eq!(*n, 1, "{properties:?}"),
             _ => {}
         }
     }

@@ -15,12 +15,12 @@ use std::{
 
 use statehouse_tests::{
     Answer, Client, Connect, Hlc, Property, Publish, Request, Server, Store, binary, command,
-    policies, property,
+    files::of_kind, policies, property,
 };
 
 use crate::{
     ask, ask_with,
-    data_directory::{data, files, flip, restore_into, run_checked},
+    data_directory::{flip, log, restore_into, run_checked},
 };
 
 fn resume(server: &Server, id: &str) -> Client {
@@ -194,7 +194,7 @@ fn backup_contains_the_policy() {
     );
 
     // The command writes a backup without the missing module, and names the policy.
-    fs::remove_dir_all(data(&server).join("policies")).unwrap();
+    fs::remove_dir_all(server.data_directory().join("policies")).unwrap();
     let ran = server
         .run(&["snapshot", "lacking"])
         .code(0)
@@ -215,10 +215,10 @@ fn restored_store_has_another_name() {
     let mut server = Server::restartable(&[]);
     restore_into(&server, "restored");
     let name = |data: &Path| fs::read_to_string(data.join("mqtt-client-id")).unwrap();
-    let first = name(&data(&server));
+    let first = name(&server.data_directory());
     server.stop();
     server.restart();
-    assert_eq!(name(&data(&server)), first);
+    assert_eq!(name(&server.data_directory()), first);
     server.stop();
     server.restart_with(&[("data", "restored")]);
     assert_ne!(name(&server.directory().join("restored")), first);
@@ -232,7 +232,7 @@ fn snapshot_and_restore_overwrite_nothing() {
     server.run(&["snapshot", "backup"]).code(0);
     let first = fs::read(server.directory().join("backup")).unwrap();
     store.set("key", "2");
-    server.run(&["snapshot", "backup"]).code(2).says("--force");
+    server.run(&["snapshot", "backup"]).fails(2, "--force");
     assert_eq!(fs::read(server.directory().join("backup")).unwrap(), first);
     server.run(&["snapshot", "backup", "--force"]).code(0);
     assert_ne!(fs::read(server.directory().join("backup")).unwrap(), first);
@@ -251,36 +251,30 @@ fn snapshot_and_restore_overwrite_nothing() {
     ] {
         let commands: [&[&str]; 2] = [&["snapshot", name], &["doctor", "--salvage", name]];
         for command in commands {
-            server.run(command).code(2).says(why);
-            server
-                .run(&[command, &["--force"]].concat())
-                .code(2)
-                .says(why);
+            server.run(command).fails(2, why);
+            server.run(&[command, &["--force"]].concat()).fails(2, why);
         }
     }
     assert!(place("dangling").is_symlink() && !place("-").exists());
     let about = place("socket").symlink_metadata().unwrap();
     assert!(about.file_type().is_socket());
     // The command removes its temporary file.
-    assert!(files(server.directory(), "tmp").is_empty());
+    assert!(of_kind(server.directory(), "tmp").is_empty());
 
     fs::write(server.directory().join("first"), &first).unwrap();
     server
         .run(&["restore", "first"])
-        .code(3)
-        .says("in use by another process");
+        .fails(3, "in use by another process");
     drop(store);
     server.stop();
-    let before = fs::read(crate::data_directory::log(&data(&server))).unwrap();
+    let before = fs::read(log(&server)).unwrap();
     server
         .run(&["restore", "first"])
-        .code(2)
-        .says("statehouse-data holds a store already");
-    assert!(fs::read(crate::data_directory::log(&data(&server))).unwrap() == before);
+        .fails(2, "statehouse-data holds a store already");
+    assert!(fs::read(log(&server)).unwrap() == before);
     server.run(&["doctor"]).code(0);
     (server.run(&["restore", "first", "--data", "backup"]))
-        .code(2)
-        .says("backup is not a directory and was not changed");
+        .fails(2, "backup is not a directory and was not changed");
     // An existing empty directory is accepted.
     fs::create_dir(server.directory().join("empty")).unwrap();
     server.run(&["restore", "first", "--data", "empty"]).code(0);
@@ -333,7 +327,7 @@ fn restore_of_a_pipe_a_device_or_a_directory_is_refused() {
     ] {
         for to in [&["--check"][..], &["--data", "new"]] {
             let restore = [&["restore", file][..], to].concat();
-            run_checked(path, &restore).code(2).says(what);
+            run_checked(path, &restore).fails(2, what);
         }
     }
     assert!(!path.join("new").exists());
@@ -431,8 +425,7 @@ fn damaged_backup_is_refused_and_creates_nothing() {
     restore(0);
     server
         .run(&["snapshot", "no/such/place"])
-        .code(3)
-        .says("no/such/place");
+        .fails(3, "no/such/place");
 }
 
 /// Regression: only a directory with a log was refused.
@@ -468,8 +461,8 @@ fn restore_refuses_a_directory_with_other_files() {
 fn backup_inside_the_data_directory_is_refused() {
     let mut server = Server::restartable(&[]);
     server.store("client").set("key", "value");
-    symlink(data(&server), server.directory().join("link")).unwrap();
-    fs::create_dir(data(&server).join("below")).unwrap();
+    symlink(server.data_directory(), server.directory().join("link")).unwrap();
+    fs::create_dir(server.data_directory().join("below")).unwrap();
     for file in [
         "statehouse-data/000000000001.log",
         "statehouse-data/000000000099.log",
@@ -480,13 +473,10 @@ fn backup_inside_the_data_directory_is_refused() {
             &["snapshot", "--force", file][..],
             &["doctor", "--force", "--salvage", file],
         ] {
-            server
-                .run(command)
-                .code(2)
-                .says("is inside the data directory");
+            server.run(command).fails(2, "is inside the data directory");
         }
     }
-    assert!(!data(&server).join("000000000099.log").exists());
+    assert!(!server.data_directory().join("000000000099.log").exists());
     server.kill_and_restart();
     let value = server.store("client").get("key");
     assert_eq!(value, Some(b"value".to_vec()));
@@ -501,9 +491,7 @@ fn snapshot_beyond_the_limit_of_file_sizes_names_it() {
     snapshot.arg("--fsize=4096").arg(binary::statehouse());
     snapshot.args(["snapshot", "backup"]);
     snapshot.current_dir(server.directory());
-    command::finish(snapshot, b"")
-        .code(3)
-        .says("file too large");
+    command::finish(snapshot, b"").fails(3, "file too large");
     assert!(!server.directory().join("backup").exists());
 }
 
@@ -517,8 +505,7 @@ fn restore_that_cannot_write_does_not_blame_the_backup() {
     fs::write(target.join("policies"), "").unwrap();
     let ran = server
         .run(&["restore", "backup", "--data", "target"])
-        .code(3)
-        .says("target: was not restored: cannot write")
+        .fails(3, "target: was not restored: cannot write")
         .says("restore again");
     assert!(!ran.stderr.contains("the backup"), "{ran:?}");
 }

@@ -1,14 +1,13 @@
 //! Tests bad input for every command of the definition of the command line. Each must say what is
 //! wrong on standard error, exit with the documented code, and change nothing.
 
-use std::{collections::BTreeMap, fs};
+use std::fs;
 
 use statehouse_tests::{
-    Server, command,
+    Server, assert_contains, command,
     command::{finish, subcommands},
+    files::contents,
 };
-
-use crate::check::files;
 
 /// Arguments, the exit code, and what the message says.
 type Row = (&'static [&'static str], i32, &'static str);
@@ -200,8 +199,8 @@ fn bad_input_of_each_command_is_explained_and_changes_nothing() {
     };
     // The store's directory changes by itself, so its content is compared.
     let state = || {
-        let mut files: BTreeMap<_, _> = files(here);
-        files.retain(|path, _| !path.contains("statehouse-data"));
+        let mut files = contents(here);
+        files.retain(|path, _| !path.starts_with(server.data_directory()));
         let policies = run(&["policy", "list", "--json"]).code(0).object();
         let loaded = policies["policies"].as_array().unwrap().len();
         let keys = run(&["export"]).code(0).text();
@@ -229,8 +228,5 @@ fn errors_name_the_variable_of_a_flag_alone() {
     assert!(shell.contains("'foo'"), "{shell}");
     assert!(!shell.contains("environment variable"), "{shell}");
     let port = error(&["get", "k"]);
-    assert!(
-        port.contains("environment variable STATEHOUSE_PORT"),
-        "{port}"
-    );
+    assert_contains!(port, "environment variable STATEHOUSE_PORT");
 }

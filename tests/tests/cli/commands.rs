@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::Value;
 use statehouse_tests::{
-    Admin, Fate, Hlc, Mosquitto, Proxy, Ran, Server, Way,
+    Fate, Hlc, Mosquitto, Proxy, Ran, Server, Way,
     client::PATIENCE,
     command,
     command::finish,
@@ -40,9 +40,7 @@ fn set_get_and_del_change_one_key() {
 fn failed_condition_exits_with_code_1() {
     let server = Server::start();
     ask(&server, &["set", "key", "a", "--nx"]).code(0);
-    ask(&server, &["set", "key", "b", "--nx"])
-        .code(1)
-        .says("not applied");
+    ask(&server, &["set", "key", "b", "--nx"]).fails(1, "not applied");
     ask(&server, &["set", "key", "a", "--nex"]).code(0);
     ask(&server, &["set", "key", "b", "--nex"]).code(1);
     ask(&server, &["set", "key", "b", "--nx", "--nex"]).code(2);
@@ -271,19 +269,15 @@ fn json_output_has_values_and_versions() {
     let refused = ask(&server, &["set", "key", "x", "--nx", "--json"])
         .code(1)
         .object();
-    assert_eq!(
-        (&refused["applied"], &refused["version"]),
-        (&false.into(), &set["version"])
-    );
+    assert_eq!(refused["applied"], false);
+    assert_eq!(refused["version"], set["version"]);
     let other = ask(&server, &["vdel", "key", "x", "--json"])
         .code(1)
         .object();
     assert_eq!(other["deleted"], false);
     let deleted = ask(&server, &["del", "key", "--json"]).code(0).object();
-    assert_eq!(
-        (&deleted["deleted"], &deleted["version"]),
-        (&true.into(), &set["version"])
-    );
+    assert_eq!(deleted["deleted"], true);
+    assert_eq!(deleted["version"], set["version"]);
 }
 
 #[test]
@@ -299,17 +293,11 @@ fn fencing_token_is_checked() {
         &["del", "key"],
         &["vdel", "key", "a"],
     ] {
-        ask(&server, refused)
-            .code(4)
-            .says("fencing token is required");
+        ask(&server, refused).fails(4, "fencing token is required");
     }
     let older = Hlc::parse_padded(token).unwrap().moved(-1).to_string();
-    ask(&server, &["set", "key", "b", "--fencing-token", &older])
-        .code(4)
-        .says("lower version");
-    ask(&server, &["set", "key", "b", "--fencing-token", "rubbish"])
-        .code(2)
-        .says("rubbish");
+    ask(&server, &["set", "key", "b", "--fencing-token", &older]).fails(4, "lower version");
+    ask(&server, &["set", "key", "b", "--fencing-token", "rubbish"]).fails(2, "rubbish");
     ask(&server, &["vdel", "key", "a", "--fencing-token", token]).code(0);
 }
 
@@ -317,7 +305,7 @@ fn fencing_token_is_checked() {
 fn refusal_prints_a_message_and_exits_with_code_4() {
     let server = Server::with_config("max_keys = 1");
     ask(&server, &["set", "one", "v"]).code(0);
-    let ran = ask(&server, &["set", "two", "v"]).code(4).says("quota");
+    let ran = ask(&server, &["set", "two", "v"]).fails(4, "quota");
     assert!(ran.stdout.is_empty());
     let ran = ask(&server, &["get", ""]);
     // Either the command or the store may refuse an empty key.
@@ -338,8 +326,7 @@ fn broker_without_a_store_exits_with_code_3() {
         let mut asked = command(name);
         asked.env("STATEHOUSE_URL", broker.url());
         finish(asked, b"")
-            .code(3)
-            .says("no state store is subscribed")
+            .fails(3, "no state store is subscribed")
             .says("attached to this broker");
     }
 }
@@ -358,8 +345,7 @@ fn missing_store_prints_a_message_and_exits_with_code_3() {
         let mut arguments = name.to_vec();
         arguments.extend(["--port", port]);
         run(&arguments, b"")
-            .code(3)
-            .says("127.0.0.1:1")
+            .fails(3, "127.0.0.1:1")
             .says("statehouse serve")
             .says("--host");
     }
@@ -372,7 +358,7 @@ fn missing_store_prints_a_message_and_exits_with_code_3() {
     get.env("STATEHOUSE_PORT", &port)
         .env("STATEHOUSE_HOST", "127.0.0.1")
         .args(["--timeout", "300ms"]);
-    finish(get, b"").code(3).says(&port);
+    finish(get, b"").fails(3, &port);
     // An admin API that never answers.
     let admin = format!("http://127.0.0.1:{port}");
     let mut get = command(&["get", "key", "--as-of", "0s", "--timeout", "300ms"]);
@@ -429,7 +415,7 @@ fn server_that_answers_wrongly_is_named_as_the_cause() {
         (get_trusting(&format!("mqtts://{web}")), "TLS"),
         (get(&format!("mqtt://{web}")), "not MQTT 5"),
     ] {
-        let ran = ran.code(3).says(says);
+        let ran = ran.fails(3, says);
         assert!(!ran.stderr.contains("Start one"), "{ran:?}");
     }
     answering.join().unwrap();
@@ -470,6 +456,6 @@ fn version_names_the_build_and_so_do_the_metrics() {
     let labels = format!(
         "statehouse_build_info{{version=\"0.1.0\",commit=\"{commit}\",target=\"{target}\",features=\"{features}\","
     );
-    let (_, page) = Admin::of(&Server::start()).ask("GET", "/metrics", b"");
+    let page = Server::start().metrics_page();
     assert!(page.contains(&labels), "{labels}");
 }

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::json;
 use statehouse_tests::{
-    Ran, Server, command,
+    Ran, Server, assert_contains, command,
     command::{add_user, finish},
 };
 
@@ -42,10 +42,7 @@ fn context_names_the_store_of_a_command() {
     let usage = run(home, &["usage", "--json"]).code(0).object();
     assert_eq!(usage["keys"]["used"], json!(1));
     let listed = run(home, &["context", "list"]).code(0).text();
-    assert!(
-        listed.contains("*  plant7") && listed.contains(&url),
-        "{listed}"
-    );
+    assert_contains!(listed, "*  plant7", &url);
 
     let file = home.join("statehouse/contexts.toml");
     assert_eq!(
@@ -53,13 +50,9 @@ fn context_names_the_store_of_a_command() {
         0o600
     );
     run(home, &["context", "use", "--none"]).code(0);
-    run(home, &["usage"])
-        .code(3)
-        .says("no store runs in statehouse-data");
+    run(home, &["usage"]).fails(3, "no store runs in statehouse-data");
     run(home, &["context", "remove", "plant7"]).code(0);
-    run(home, &["get", "k", "--context", "plant7"])
-        .code(2)
-        .says("there is none");
+    run(home, &["get", "k", "--context", "plant7"]).fails(2, "there is none");
 }
 
 #[test]
@@ -110,8 +103,7 @@ fn the_port_variable_of_kubernetes_is_ignored() {
     }
     let invalid = [("STATEHOUSE_PORT", "10.96.0.7:1883")];
     run_with(home.path(), &get, &invalid)
-        .code(2)
-        .says("--port")
+        .fails(2, "--port")
         .says("the environment variable STATEHOUSE_PORT");
 }
 
@@ -134,9 +126,7 @@ fn commands_that_read_a_data_directory_take_that_of_the_context() {
         assert!(snapshot.text().contains("1 key"), "{snapshot:?}");
     }
     run(home, &["context", "use", "far"]).code(0);
-    run(home, &["doctor"])
-        .code(2)
-        .says("the context far has no --data");
+    run(home, &["doctor"]).fails(2, "the context far has no --data");
     run(home, &["doctor", data]).code(0);
     // `doctor` takes the directory as an argument, and `restore` has no context.
     run(home, &["context", "use", "here"]).code(0);
@@ -171,13 +161,11 @@ fn context_without_an_address_names_no_other_store() {
     ] {
         let says = format!("the context {name} {lacks}");
         let named = [command, &["--context", name]].concat();
-        run(home, &named).code(2).says(&says);
+        run(home, &named).fails(2, &says);
         run(home, &["context", "use", name]).code(0);
-        run(home, command).code(2).says(&says);
+        run(home, command).fails(2, &says);
     }
-    run(home, &["get", "k", "--port", "1"])
-        .code(3)
-        .says("127.0.0.1:1:");
+    run(home, &["get", "k", "--port", "1"]).fails(3, "127.0.0.1:1:");
 }
 
 /// A password of a context must never be sent to a store that flags name.
@@ -191,7 +179,7 @@ fn flags_that_name_another_store_exclude_the_context() {
     let login = ["--user", "anna", "--password-file", "password"];
     run(home, &[&add[..], &login].concat()).code(0);
     run(home, &["context", "use", "far"]).code(0);
-    run(home, &["get", "k"]).code(3).says("127.0.0.1:1");
+    run(home, &["get", "k"]).fails(3, "127.0.0.1:1");
     let port = server.port().to_string();
     run(home, &["set", "k", "v", "--port", &port]).code(0);
     let data = &server.data();
@@ -206,9 +194,7 @@ fn flags_that_name_another_store_exclude_the_context() {
     run(home, &["context", "use", "near"]).code(0);
     let at_present = ["get", "k", "--as-of", "0s"];
     assert_eq!(run(home, &at_present).code(0).text(), "v");
-    run(home, &[&at_present[..], &["--port", &port]].concat())
-        .code(2)
-        .says("statehouse-data");
+    run(home, &[&at_present[..], &["--port", &port]].concat()).fails(2, "statehouse-data");
     // Paths are saved as absolute ones.
     let saved = fs::read_to_string(home.join("statehouse/contexts.toml")).unwrap();
     let expected = home.join("password").display().to_string();
@@ -304,9 +290,7 @@ fn invalid_contexts_are_refused_and_change_nothing() {
         (&["use", "a"], "there is none"),
         (&["remove", "a"], "there is none"),
     ] {
-        let ran = run(home, &[&["context"], arguments].concat())
-            .code(2)
-            .says(says);
+        let ran = run(home, &[&["context"], arguments].concat()).fails(2, says);
         assert!(!ran.stderr.contains("secret"), "{ran:#?}");
     }
     assert!(!home.join("statehouse").exists());
@@ -315,9 +299,7 @@ fn invalid_contexts_are_refused_and_change_nothing() {
         .says("there is no context");
     fs::create_dir(home.join("statehouse")).unwrap();
     fs::write(home.join("statehouse/contexts.toml"), "current = 1").unwrap();
-    run(home, &["get", "k"])
-        .code(2)
-        .says("contexts.toml is not valid");
+    run(home, &["get", "k"]).fails(2, "contexts.toml is not valid");
 }
 
 #[test]

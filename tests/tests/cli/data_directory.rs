@@ -11,17 +11,13 @@ use std::{
     process::Command,
 };
 
-use statehouse_tests::{Ran, Server, command, command::finish, run_in};
+use statehouse_tests::{Ran, Server, command, command::finish, files::of_kind, run_in};
 
 /// Runs a command in a directory, and asserts that it does not panic.
 pub(crate) fn run_checked(directory: &Path, arguments: &[&str]) -> Ran {
     let ran = run_in(directory, arguments);
     assert!(!ran.stderr.contains("panicked"), "{ran:#?}");
     ran
-}
-
-pub(crate) fn data(server: &Server) -> PathBuf {
-    server.directory().join("statehouse-data")
 }
 
 /// Takes a backup of a store, and restores it into this directory next to the data directory.
@@ -33,19 +29,8 @@ pub(crate) fn restore_into(server: &Server, restored: &str) {
 }
 
 /// The newest segment of the log.
-pub(crate) fn log(directory: &Path) -> PathBuf {
-    files(directory, "log").pop().unwrap()
-}
-
-/// Files of one kind, oldest first.
-pub(crate) fn files(directory: &Path, kind: &str) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|it| it == kind))
-        .collect();
-    found.sort();
-    found
+pub(crate) fn log(server: &Server) -> PathBuf {
+    of_kind(&server.data_directory(), "log").pop().unwrap()
 }
 
 /// The offset of the first occurrence of these bytes in a file.
@@ -111,7 +96,7 @@ fn commands_in_a_copy_do_not_reach_the_store() {
     let server = Server::start();
     let copy = server.directory().join("copy");
     fs::create_dir(&copy).unwrap();
-    fs::copy(data(&server).join("admin"), copy.join("admin")).unwrap();
+    fs::copy(server.data_directory().join("admin"), copy.join("admin")).unwrap();
     for command in [
         &["policy", "rollback"][..],
         &["clients", "kick", "x"],
@@ -133,16 +118,13 @@ fn missing_rights_are_named_and_are_no_damage() {
     let mut server = Server::restartable(&[]);
     server.store("client").set("k", "v");
     server.stop();
-    let data = data(&server);
+    let data = server.data_directory();
     allow(server.directory(), 0o755);
     let refused = |arguments: &[&str], file: &str| {
         let Some(ran) = run_as_other(&server, arguments) else {
             return;
         };
-        let ran = ran
-            .code(3)
-            .says("is not readable by this account")
-            .says(file);
+        let ran = ran.fails(3, "is not readable by this account").says(file);
         let ran = ran.says("Run this command as the account of the store");
         assert!(ran.stdout.is_empty(), "{ran:?}");
     };

@@ -4,9 +4,9 @@
 use std::{fs, os::unix::fs::symlink};
 
 use serde_json::Value;
-use statehouse_tests::{Ran, Server, policies};
+use statehouse_tests::{Ran, Server, assert_contains, files::of_kind, policies};
 
-use crate::data_directory::{data, files, find, flip, log, restore_into};
+use crate::data_directory::{find, flip, log, restore_into};
 
 fn doctor(server: &Server, code: i32) -> Value {
     server.run(&["doctor", "--json"]).code(code).object()
@@ -93,8 +93,7 @@ fn intact_directory_is_reported_well() {
     // A salvage that cannot be written fails, although the directory is intact.
     server
         .run(&["doctor", "--salvage", "nowhere/salvaged"])
-        .code(3)
-        .says("nowhere/salvaged");
+        .fails(3, "nowhere/salvaged");
     let (ran, keys) = salvage(&server, 0);
     assert!(ran.text().contains("Nothing is missing"), "{ran:?}");
     assert_eq!(keys, 10);
@@ -106,10 +105,10 @@ fn torn_tail_is_not_damage() {
     let mut server = filled(10);
     server.kill();
     // This file may record the write as durable. A torn write is not durable.
-    fs::remove_file(data(&server).join("newest")).unwrap();
-    let content = fs::read(log(&data(&server))).unwrap();
+    fs::remove_file(server.data_directory().join("newest")).unwrap();
+    let content = fs::read(log(&server)).unwrap();
     let last = content.iter().rposition(|byte| *byte != 0).unwrap();
-    flip(&log(&data(&server)), last as u64);
+    flip(&log(&server), last as u64);
     let found = doctor(&server, 0);
     let notes = found["notes"].to_string();
     assert!(notes.contains("torn tail"), "{found:#}");
@@ -120,7 +119,7 @@ fn torn_tail_is_not_damage() {
 fn damage_inside_the_log_is_reported_and_salvaged() {
     let mut server = filled(20);
     server.stop();
-    let path = log(&data(&server));
+    let path = log(&server);
     flip(&path, find(&path, value(7).as_bytes()));
     let found = doctor(&server, 1);
     assert_eq!(found["well"], false);
@@ -129,10 +128,7 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
         "a start must refuse the directory"
     );
     let refused = found["refused"].as_str().unwrap();
-    assert!(
-        refused.contains("000000000001.log") && refused.contains("Records"),
-        "{refused}"
-    );
+    assert_contains!(refused, "000000000001.log", "Records");
     let damaged = found["files"].as_array().unwrap().iter();
     let damaged: Vec<&Value> = damaged.filter(|file| file["well"] == false).collect();
     assert_eq!(damaged.len(), 1, "{found:#}");
@@ -148,8 +144,7 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
     assert!(ran.text().contains("What came later is lost"), "{ran:?}");
     server
         .run(&["doctor", "--salvage", "salvaged"])
-        .code(2)
-        .says("--force");
+        .fails(2, "--force");
     server
         .run(&["doctor", "--salvage", "salvaged", "--force"])
         .code(1);
@@ -161,7 +156,7 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
         &["replay"],
         &["snapshot", "backup"],
     ] {
-        let ran = server.run(command).code(3).says("000000000001.log");
+        let ran = server.run(command).fails(3, "000000000001.log");
         assert!(ran.stdout.is_empty(), "{ran:?}");
     }
     assert!(!server.directory().join("backup").exists());
@@ -171,7 +166,7 @@ fn damage_inside_the_log_is_reported_and_salvaged() {
 fn truncated_log_is_reported_and_salvaged() {
     let mut server = filled(20);
     server.stop();
-    let path = log(&data(&server));
+    let path = log(&server);
     let end = find(&path, value(12).as_bytes());
     fs::File::options()
         .write(true)
@@ -192,7 +187,7 @@ fn truncated_log_is_reported_and_salvaged() {
 fn changed_log_after_a_kill_is_refused() {
     let mut server = filled(20);
     server.kill();
-    let path = log(&data(&server));
+    let path = log(&server);
     let content = fs::read(&path).unwrap();
     let cut = find(&path, value(12).as_bytes()) as usize;
     let shifted = [&content[..cut], b"inserted", &content[cut..]].concat();
@@ -201,7 +196,7 @@ fn changed_log_after_a_kill_is_refused() {
         let refused = doctor(&server, 1)["refused"].to_string();
         assert!(refused.contains("000000000001.log"), "{refused}");
         let mut serve = statehouse_tests::command(&["serve", "--listen", "127.0.0.1:0"]);
-        serve.arg("--data").arg(data(&server));
+        serve.arg("--data").arg(server.data_directory());
         let started = serve.output().unwrap();
         let error = String::from_utf8_lossy(&started.stderr).into_owned();
         assert!(!started.status.success(), "{error}");
@@ -228,17 +223,14 @@ fn changed_log_after_a_kill_is_refused() {
 fn log_without_its_beginning_is_not_salvaged() {
     let mut server = filled(5);
     server.stop();
-    flip(&log(&data(&server)), 10);
+    flip(&log(&server), 10);
     doctor(&server, 1);
     let ran = server.run(&["doctor", "--salvage", "salvaged"]).code(1);
     assert!(ran.stderr.contains("000000000001.log"), "{ran:?}");
     assert!(!server.directory().join("salvaged").exists());
-    fs::remove_file(log(&data(&server))).unwrap();
+    fs::remove_file(log(&server)).unwrap();
     let found = doctor(&server, 1);
-    assert!(
-        found["refused"].as_str().unwrap().contains("missing"),
-        "{found:#}"
-    );
+    assert_contains!(found["refused"].as_str().unwrap(), "missing");
 }
 
 /// The log of a restored store contains only changes after the snapshot, so the snapshot is needed.
@@ -248,7 +240,7 @@ fn damaged_snapshot_is_reported() {
     server.stop();
     restore_into(&server, "restored");
     let restored = server.directory().join("restored");
-    let snapshot = files(&restored, "snapshot").pop().unwrap();
+    let snapshot = of_kind(&restored, "snapshot").pop().unwrap();
     flip(&snapshot, find(&snapshot, value(3).as_bytes()));
     let found = server
         .run(&["doctor", "restored", "--json"])
@@ -268,8 +260,7 @@ fn damaged_snapshot_is_reported() {
     );
     server
         .run(&["doctor", "restored", "--salvage", "salvaged"])
-        .code(1)
-        .says("restore a backup");
+        .fails(1, "restore a backup");
     flip(&snapshot, find(&snapshot, b"this is value number 0000"));
     server.run(&["doctor", "restored"]).code(1);
     fs::remove_file(&snapshot).unwrap();
@@ -278,10 +269,7 @@ fn damaged_snapshot_is_reported() {
         .code(1)
         .object();
     let refused = found["refused"].as_str().unwrap();
-    assert!(
-        refused.contains("no snapshot leads to its first record"),
-        "{refused}"
-    );
+    assert_contains!(refused, "no snapshot leads to its first record");
 }
 
 #[test]
@@ -289,9 +277,9 @@ fn snapshot_without_its_log_is_salvaged() {
     let mut server = filled(5);
     server.stop();
     restore_into(&server, "restored");
-    fs::remove_dir_all(data(&server)).unwrap();
-    fs::rename(server.directory().join("restored"), data(&server)).unwrap();
-    fs::remove_file(log(&data(&server))).unwrap();
+    fs::remove_dir_all(server.data_directory()).unwrap();
+    fs::rename(server.directory().join("restored"), server.data_directory()).unwrap();
+    fs::remove_file(log(&server)).unwrap();
     doctor(&server, 1);
     let (_, keys) = salvage(&server, 1);
     assert_eq!(keys, 5);
@@ -310,20 +298,16 @@ fn damaged_or_missing_policy_module_is_reported() {
     assert_eq!(faulty["module"], "its module is whole");
     let digest = faulty["digest"].as_str().unwrap();
     let digest = digest.strip_prefix("blake3:").unwrap();
-    let module = data(&server).join(format!("policies/{digest}.wasm"));
+    let module = server
+        .data_directory()
+        .join(format!("policies/{digest}.wasm"));
     flip(&module, 100);
     let found = doctor(&server, 1);
     let problem = found["problems"][0].as_str().unwrap();
-    assert!(
-        problem.contains("faulty") && problem.contains("damaged"),
-        "{problem}"
-    );
+    assert_contains!(problem, "faulty", "damaged");
     fs::remove_file(module).unwrap();
     let problems = doctor(&server, 1)["problems"].to_string();
-    assert!(
-        problems.contains("no module any more") && problems.contains("--policy"),
-        "{problems}"
-    );
+    assert_contains!(problems, "no module any more", "--policy");
     // The module is not needed when another policy is active and no redelivered request can need
     // the old one.
     server.restart_with(&[("policy", "builtin")]);
@@ -338,15 +322,12 @@ fn missing_module_of_an_inactive_policy_is_reported() {
     let mut server = Server::restartable(&[]);
     server.run(&["policy", "load", policies::faulty()]).code(0);
     server.stop();
-    let modules = fs::read_dir(data(&server).join("policies")).unwrap();
+    let modules = fs::read_dir(server.data_directory().join("policies")).unwrap();
     for module in modules {
         fs::remove_file(module.unwrap().path()).unwrap();
     }
     let problems = doctor(&server, 1)["problems"].to_string();
-    assert!(
-        problems.contains("faulty") && problems.contains("held ready"),
-        "{problems}"
-    );
+    assert_contains!(problems, "faulty", "held ready");
     server.restart();
     server.stop();
     doctor(&server, 0);
@@ -357,7 +338,7 @@ fn missing_module_of_an_inactive_policy_is_reported() {
 fn name_of_the_store_that_a_start_refuses_is_reported() {
     let mut server = filled(1);
     server.stop();
-    let file = data(&server).join("mqtt-client-id");
+    let file = server.data_directory().join("mqtt-client-id");
     for name in [&b""[..], b"\xff", b"a\nb\n"] {
         fs::write(&file, name).unwrap();
         let ran = server.run(&["doctor"]).code(1);
@@ -371,8 +352,7 @@ fn name_of_the_store_that_a_start_refuses_is_reported() {
         let serve = ["serve", "--listen", "127.0.0.1:0"];
         server
             .run(&serve)
-            .code(2)
-            .says("mqtt-client-id contains no MQTT client id");
+            .fails(2, "mqtt-client-id contains no MQTT client id");
     }
     fs::remove_file(&file).unwrap();
     server.run(&["doctor"]).code(0);
@@ -383,14 +363,14 @@ fn name_of_the_store_that_a_start_refuses_is_reported() {
 fn lock_and_policies_that_a_start_refuses_are_reported() {
     let mut server = filled(1);
     server.stop();
-    let [lock, policies] = ["lock", "policies"].map(|it| data(&server).join(it));
+    let [lock, policies] = ["lock", "policies"].map(|it| server.data_directory().join(it));
     let refused = |what: &str| {
         let ran = server.run(&["doctor"]).code(1);
         ran.prints(&["WRONG", "a start refuses this", what]);
         let serve = ["serve", "--listen", "127.0.0.1:0"];
         let check = [&serve[..], &["--check"]].concat();
         for command in [&check[..], &serve] {
-            server.run(command).code(2).says(what);
+            server.run(command).fails(2, what);
         }
     };
     fs::remove_file(&lock).unwrap();

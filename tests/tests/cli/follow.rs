@@ -4,7 +4,7 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    process::{Command, Stdio},
+    process::Stdio,
 };
 
 use serde_json::json;
@@ -12,6 +12,7 @@ use statehouse_tests::{
     Background, Lines, Server,
     client::PATIENCE,
     command,
+    command::in_terminal,
     server::{signal, wait},
     wait::eventually,
 };
@@ -134,16 +135,8 @@ fn top_says_that_the_store_does_not_answer() {
     let server = Server::start();
     let overview = server.run(&["top", "--once", "--json"]).code(0).text();
     let api = Api::start();
-    let program = command(&[]).get_program().to_owned();
-    let program = program.to_str().unwrap();
-    let line = format!("stty rows 24 cols 80; exec {program} top --interval 250ms");
-    let mut top = Command::new("timeout")
-        .args(["60", "script", "--quiet", "--return"])
-        .args(["--command", &line, "/dev/null"])
+    let mut top = in_terminal("top --interval 250ms")
         .envs(api.variables())
-        .env("TERM", "xterm")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
         .spawn()
         .expect("script of util-linux runs");
     let (mut terminal, mut keys) = (top.stdout.take().unwrap(), top.stdin.take().unwrap());

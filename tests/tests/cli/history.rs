@@ -5,7 +5,9 @@
 use std::{thread, time::Duration};
 
 use serde_json::{Value, json};
-use statehouse_tests::{Client, Connect, Hlc, Server, command::add_user, policies, store::Store};
+use statehouse_tests::{
+    Client, Connect, Hlc, Server, assert_contains, command::add_user, policies, store::Store,
+};
 
 use crate::data_directory::{restore_into, run_checked};
 
@@ -23,9 +25,9 @@ fn events(changes: &[Value]) -> Vec<&str> {
     events.map(Option::unwrap).collect()
 }
 
-/// The value at this moment; none if the key did not exist.
-fn as_of(server: &Server, key: &str, moment: &str) -> Option<String> {
-    let ran = server.run(&["get", key, "--as-of", moment]);
+/// The value of the key `key` at this moment; none if it did not exist.
+fn as_of(server: &Server, moment: &str) -> Option<String> {
+    let ran = server.run(&["get", "key", "--as-of", moment]);
     match ran.code {
         Some(0) => Some(ran.text()),
         Some(1) => {
@@ -90,17 +92,14 @@ fn check_changes(server: &Server, written: &Written) {
     let deleted_at = Hlc::parse_padded(deleted["version"].as_str().unwrap()).unwrap();
     assert!(*third < deleted_at && deleted_at < *fourth, "{deleted}");
     assert_eq!((&one["value"], &one["bytes"]), (&"one".into(), &3.into()));
-    assert_eq!(
-        (&one["client"], &two["client"]),
-        (&"client 1".into(), &"client\n2".into())
-    );
+    assert_eq!(one["client"], "client 1");
+    assert_eq!(two["client"], "client\n2");
     assert!(two["fencing_token"].is_null() && two["expires"].is_null());
     assert_eq!(three["fencing_token"], written.token.to_string());
     assert!(three["expires"].as_str().unwrap() > three["time"].as_str().unwrap());
-    assert_eq!(
-        (&four["bytes"], &four["truncated"], &one["truncated"]),
-        (&10_000.into(), &true.into(), &false.into())
-    );
+    assert_eq!(four["bytes"], 10_000);
+    assert_eq!(four["truncated"], true);
+    assert_eq!(one["truncated"], false);
     assert!(deleted["value"].is_null() && deleted["client"] == "client 1");
     assert!(beginning["since"].is_null() && beginning["before"].is_null());
     assert_eq!(beginning["changes"], 5);
@@ -119,10 +118,7 @@ fn history_lists_every_change_of_a_key() {
         .run(&["history", "key", "--limit", "4"])
         .code(0)
         .text();
-    assert!(
-        text.contains("client\\n2") && text.contains("\\xff"),
-        "{text}"
-    );
+    assert_contains!(text, "client\\n2", "\\xff");
     assert!(text.contains("5 changes of key since the store began (1 older one not shown"));
     let newest = text.lines().find(|line| line.starts_with("set ")).unwrap();
     assert!(newest.contains(&written.sets[3].to_string()), "{text}");
@@ -160,10 +156,7 @@ fn history_and_meta_name_the_user_of_every_session() {
     let expected = expected.map(|(client, user)| (client.into(), user.into()));
     assert_eq!(changes.iter().map(by).collect::<Vec<_>>(), expected);
     let text = server.run(&["history", "key"]).code(0).text();
-    assert!(
-        text.contains("    client   long\n    user     bert\n"),
-        "{text}"
-    );
+    assert_contains!(text, "    client   long\n    user     bert\n");
 
     let clients = server.run(&["clients", "--json"]).code(0).object();
     let listed = clients["clients"].as_array().unwrap().iter();
@@ -185,17 +178,12 @@ fn history_and_meta_name_the_user_of_every_session() {
         server.run(&all).code(0)
     };
     let text = meta(&[]).text();
-    assert!(
-        text.contains("\nholder   long\nwriter   long, user bert\n"),
-        "{text}"
-    );
+    assert_contains!(text, "\nholder   long\nwriter   long, user bert\n");
     short.set("key", "value");
     let shown = meta(&["--json"]).object();
     let writer = json!({ "client": "short", "user": "anna" });
-    assert_eq!(
-        (&shown["writer"], &shown["holder"]),
-        (&writer, &Value::Null)
-    );
+    assert_eq!(shown["writer"], writer);
+    assert_eq!(shown["holder"], Value::Null);
     let elsewhere = meta(&["--data", "no such directory"]);
     assert!(elsewhere.stderr.is_empty() && !elsewhere.text().contains("writer"));
 }
@@ -215,13 +203,11 @@ fn history_lists_the_expiry_of_a_key() {
     assert!(changes[0]["client"].is_null() && changes[0]["policy"].is_null());
     let set = changes[1]["version"].as_str().unwrap();
     let expired = changes[0]["version"].as_str().unwrap();
-    assert_eq!(as_of(&server, "key", set).as_deref(), Some("value"));
-    assert_eq!(as_of(&server, "key", expired), None);
-    assert_eq!(
-        as_of(&server, "key", changes[1]["expires"].as_str().unwrap()),
-        None,
-        "a key ends when it expires, also before a sweep removes it"
-    );
+    assert_eq!(as_of(&server, set).as_deref(), Some("value"));
+    assert_eq!(as_of(&server, expired), None);
+    // A key ends when it expires, also before a sweep removes it.
+    let expires = changes[1]["expires"].as_str().unwrap();
+    assert_eq!(as_of(&server, expires), None);
 }
 
 #[test]
@@ -236,10 +222,7 @@ fn history_names_the_policy_of_each_change() {
     let names: Vec<&Value> = changes.iter().map(|it| &it["policy"]["name"]).collect();
     assert_eq!(&names[names.len() - 2..], ["faulty", "standard"]);
     let text = server.run(&["history", "key"]).code(0).text();
-    assert!(
-        text.contains("faulty 0.1.0@") && text.contains("standard "),
-        "{text}"
-    );
+    assert_contains!(text, "faulty 0.1.0@", "standard ");
 }
 
 #[test]
@@ -263,9 +246,9 @@ fn get_as_of_a_version_returns_its_value() {
         if stopped {
             server.stop();
         }
-        assert_eq!(as_of(&server, "key", &before.to_string()), None);
+        assert_eq!(as_of(&server, &before.to_string()), None);
         for (version, value) in &versions {
-            let found = as_of(&server, "key", &version.to_string());
+            let found = as_of(&server, &version.to_string());
             assert_eq!(found, *value, "{version}");
             // The millisecond before this version.
             let earlier = format!("{}:{}", version.wall_ms - 1, u32::MAX);
@@ -274,9 +257,9 @@ fn get_as_of_a_version_returns_its_value() {
                 .rev()
                 .find(|(it, _)| it.wall_ms < version.wall_ms);
             let expected = expected.and_then(|(_, value)| value.clone());
-            assert_eq!(as_of(&server, "key", &earlier), expected, "{earlier}");
+            assert_eq!(as_of(&server, &earlier), expected, "{earlier}");
         }
-        assert_eq!(as_of(&server, "key", &behind.to_string()), None);
+        assert_eq!(as_of(&server, &behind.to_string()), None);
     }
     let (version, value) = &versions[3];
     let ran = server.run(&["get", "key", "--as-of", &version.to_string(), "--json"]);
@@ -302,28 +285,25 @@ fn get_as_of_a_time_returns_the_value_at_that_time() {
     let (changes, _) = history(&server, "key");
     let (two, one) = (&changes[0]["time"], &changes[1]["time"]);
     let (two, one) = (two.as_str().unwrap(), one.as_str().unwrap());
-    assert_eq!(as_of(&server, "key", one).as_deref(), Some("one"));
-    assert_eq!(as_of(&server, "key", two).as_deref(), Some("two"));
+    assert_eq!(as_of(&server, one).as_deref(), Some("one"));
+    assert_eq!(as_of(&server, two).as_deref(), Some("two"));
     let spaced = one.replace('T', " ").replace('Z', "+00:00");
-    assert_eq!(as_of(&server, "key", &spaced).as_deref(), Some("one"));
-    assert_eq!(as_of(&server, "key", "0s").as_deref(), Some("two"));
-    assert_eq!(as_of(&server, "key", "1h"), None, "the store is younger");
+    assert_eq!(as_of(&server, &spaced).as_deref(), Some("one"));
+    assert_eq!(as_of(&server, "0s").as_deref(), Some("two"));
+    assert_eq!(as_of(&server, "1h"), None, "the store is younger");
 
     for wrong in ["12:30", "soon", "2026-13-01", ""] {
         server
             .run(&["get", "key", "--as-of", wrong])
-            .code(2)
-            .says("--as-of");
+            .fails(2, "--as-of");
     }
     server
         .run(&["get", "key", "--as-of", "2999-01-01"])
-        .code(2)
-        .says("still to come");
+        .fails(2, "still to come");
     let late = Hlc::now(50_000).to_string();
     server
         .run(&["get", "key", "--as-of", &late])
-        .code(2)
-        .says("no version as late as that");
+        .fails(2, "no version as late as that");
 }
 
 /// A restored directory has no history from before its backup. It knows earlier values only of keys
@@ -354,8 +334,7 @@ fn moment_before_the_kept_history_is_refused() {
     at("gone", &newest).code(1);
     for (key, version) in [("changed", &old), ("gone", &old), ("steady", &old)] {
         at(key, version)
-            .code(2)
-            .says("not kept any more")
+            .fails(2, "not kept any more")
             .says("reaches back to 20")
             .says("--history-retention");
     }
@@ -368,10 +347,7 @@ fn moment_before_the_kept_history_is_refused() {
     let text = server.run(&["history", "steady", "--data", "restored"]);
     let text = text.code(0).text();
     assert!(text.contains("0 changes of steady since 20"), "{text}");
-    assert!(
-        text.contains(&format!("1 byte of version {older}")),
-        "{text}"
-    );
+    assert_contains!(text, &format!("1 byte of version {older}"));
     server
         .run(&["history", "nothing", "--data", "restored"])
         .code(1);
@@ -388,7 +364,7 @@ fn directory_without_a_store_is_refused_and_unchanged() {
         &["snapshot", "file"],
         &["doctor"],
     ] {
-        let ran = run_checked(path, command).code(2).says("statehouse-data");
+        let ran = run_checked(path, command).fails(2, "statehouse-data");
         assert!(ran.stdout.is_empty(), "{ran:?}");
     }
     assert!(
@@ -402,7 +378,7 @@ fn directory_without_a_store_is_refused_and_unchanged() {
         &["replay"],
         &["snapshot", "file"],
     ] {
-        run_checked(path, command).code(2).says("no log");
+        run_checked(path, command).fails(2, "no log");
     }
     let left = std::fs::read_dir(path.join("statehouse-data")).unwrap();
     assert_eq!(left.count(), 0, "the command created files");

@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 use statehouse_tests::{
-    Server, binary, command,
+    Server, assert_contains, binary, command,
     command::finish_within,
     run,
     small::{FileSystem, Small},
@@ -63,13 +63,12 @@ fn only_the_request_path_is_compiled_with_the_counts() {
     const OPTIMIZED: &str = "--crate-name bytes -C opt-level=3 -C codegen-units=1 -C metadata=01";
     assert!(dist("request-path.profdata").is_file());
     let used = compiled_with(OPTIMIZED, "");
-    for option in [
+    assert_contains!(
+        used,
         "-Cprofile-use=",
         "/request-path.profdata ",
-        "metadata=bytes-1.0.0-bytes-",
-    ] {
-        assert!(used.contains(option), "{used}");
-    }
+        "metadata=bytes-1.0.0-bytes-"
+    );
     let counted = compiled_with(OPTIMIZED, "/counts");
     assert!(counted.ends_with("-Cprofile-generate=/counts"), "{counted}");
     assert_eq!(compiled_with(OPTIMIZED, "off"), OPTIMIZED);
@@ -209,10 +208,7 @@ fn cluster_survives_its_nodes_and_its_upgrades_in_kubernetes() {
         let budget = budgets.next().expect(name);
         assert!(budget.contains("\n  maxUnavailable: 1\n"), "{budget}");
         // A pod without a probe counts as available as soon as its process runs.
-        assert!(
-            set.contains("\n          readinessProbe: {httpGet: "),
-            "{set}"
-        );
+        assert_contains!(set, "\n          readinessProbe: {httpGet: ");
         // The pods find each other before they are ready.
         let peers = format!("publishNotReadyAddresses: true\n  selector: {{app: {name}}}\n");
         assert!(manifest.contains(&peers), "{name}");
@@ -230,10 +226,7 @@ fn service_of_one_pod_serves_clients_while_it_is_not_ready() {
     let parts = manifest.split("\n---\n");
     let mut services = parts.filter(|it| it.contains("\nkind: Service\n"));
     let service = services.next().unwrap();
-    assert!(
-        service.contains("\n  publishNotReadyAddresses: true\n"),
-        "{service}"
-    );
+    assert_contains!(service, "\n  publishNotReadyAddresses: true\n");
     assert_eq!(services.next(), None);
 }
 

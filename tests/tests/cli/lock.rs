@@ -15,11 +15,12 @@ use statehouse_tests::{
     Fate, Hlc, Lines, Proxy, Ran, Server, Way,
     client::PATIENCE,
     command,
-    command::finish,
+    command::{finish, in_terminal},
     packet::kind,
     server,
     wait::{eventually, until},
 };
+use tempfile::TempDir;
 
 /// A command that holds a lock of the store at this address while a script runs.
 fn locked(at: SocketAddr, directory: &Path, options: &[&str], script: &str) -> Command {
@@ -76,6 +77,21 @@ fn wait_for_begin(directory: &Path) {
     until("the command begins", || path.exists());
 }
 
+/// Runs until the file `end` exists.
+const UNTIL_END: &str = "touch begun; while [ ! -e end ]; do sleep 0.05; done";
+
+/// Runs until SIGTERM, and creates the file `stopped` then.
+const UNTIL_TERM: &str =
+    "trap 'touch stopped; exit 0' TERM; touch begun; while true; do sleep 0.05; done";
+
+/// Starts a command with a script that has begun. Returns also the directory of the script.
+fn holder(at: SocketAddr, options: &[&str], script: &str) -> (Child, TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let child = background(at, directory.path(), options, script);
+    wait_for_begin(directory.path());
+    (child, directory)
+}
+
 #[test]
 fn exit_code_of_the_command_is_returned() {
     let server = Server::start();
@@ -115,16 +131,9 @@ fn commands_under_one_lock_run_one_at_a_time() {
     fs::write(directory.path().join("count"), "0").unwrap();
     let script =
         "mkdir inside || exit 9; n=$(cat count); sleep 0.1; echo $((n + 1)) > count; rmdir inside";
-    let mut children: Vec<Child> = (0..6)
-        .map(|_| {
-            background(
-                server.address(),
-                directory.path(),
-                &["lock", "--lease", "30s"],
-                script,
-            )
-        })
-        .collect();
+    let options = ["lock", "--lease", "30s"];
+    let children = (0..6).map(|_| background(server.address(), directory.path(), &options, script));
+    let mut children: Vec<_> = children.collect();
     for child in &mut children {
         let status =
             server::wait(child, Duration::from_secs(60)).expect("the command did not get the lock");
@@ -139,14 +148,8 @@ fn commands_under_one_lock_run_one_at_a_time() {
 #[test]
 fn lease_is_renewed_while_the_command_runs() {
     let server = Server::start();
-    let directory = tempfile::tempdir().unwrap();
-    let mut holder = background(
-        server.address(),
-        directory.path(),
-        &["lock", "--lease", "2s", "--holder", "first"],
-        "touch begun; while [ ! -e end ]; do sleep 0.05; done",
-    );
-    wait_for_begin(directory.path());
+    let options = ["lock", "--lease", "2s", "--holder", "first"];
+    let (mut holder, directory) = holder(server.address(), &options, UNTIL_END);
     let mut reader = server.store("reader");
     reader.watch("lock");
     // Twice the lease: each renewal is a notification.
@@ -156,9 +159,7 @@ fn lease_is_renewed_while_the_command_runs() {
         assert!(!renewal.payload.ends_with(b"DELETE\r\n"), "the lease ended");
         assert_eq!(reader.get("lock"), Some(b"first".to_vec()));
     }
-    run(&server, &["lock", "--wait", "100ms"], "exit 0")
-        .code(1)
-        .says("held by another");
+    run(&server, &["lock", "--wait", "100ms"], "exit 0").fails(1, "held by another");
     fs::write(directory.path().join("end"), "").unwrap();
     expect_end(&mut holder, 0);
     run(&server, &["lock", "--wait", "10s"], "exit 0").code(0);
@@ -167,14 +168,9 @@ fn lease_is_renewed_while_the_command_runs() {
 #[test]
 fn lock_of_a_killed_holder_ends_with_its_lease() {
     let server = Server::start();
-    let directory = tempfile::tempdir().unwrap();
-    let mut holder = background(
-        server.address(),
-        directory.path(),
-        &["lock", "--lease", "1500ms"],
-        "touch begun; exec sleep 60",
-    );
-    wait_for_begin(directory.path());
+    let options = ["lock", "--lease", "1500ms"];
+    let script = "touch begun; exec sleep 60";
+    let (mut holder, _directory) = holder(server.address(), &options, script);
     holder.kill().unwrap();
     holder.wait().unwrap();
     run(&server, &["lock", "--wait", "30s"], "exit 7").code(7);
@@ -201,9 +197,7 @@ fn command_without_room_for_its_session_names_the_limit() {
     let others: Vec<_> = (0..12)
         .map(|number| server.connect(&format!("other-{number}")))
         .collect();
-    run(&server, &["job"], "true")
-        .code(3)
-        .says("`max_sessions`");
+    run(&server, &["job"], "true").fails(3, "`max_sessions`");
     drop(others);
 }
 
@@ -212,14 +206,9 @@ fn command_without_room_for_its_session_names_the_limit() {
 fn signals_are_forwarded_to_the_command() {
     let server = Server::start();
     for name in ["HUP", "INT", "QUIT", "TERM"] {
-        let directory = tempfile::tempdir().unwrap();
-        let mut holder = background(
-            server.address(),
-            directory.path(),
-            &["lock"],
-            "trap 'exit 5' HUP INT QUIT TERM; touch begun; while true; do sleep 0.05; done",
-        );
-        wait_for_begin(directory.path());
+        let script =
+            "trap 'exit 5' HUP INT QUIT TERM; touch begun; while true; do sleep 0.05; done";
+        let (mut holder, _directory) = holder(server.address(), &["lock"], script);
         server::signal(holder.id(), name);
         expect_end(&mut holder, 5);
         assert_eq!(server.store("reader").get("lock"), None);
@@ -231,8 +220,7 @@ fn signals_are_forwarded_to_the_command() {
 fn ignored_signal_stays_ignored_by_the_command() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
-    let script = "touch begun; while [ ! -e end ]; do sleep 0.05; done";
-    let locked = locked(server.address(), directory.path(), &["lock"], script);
+    let locked = locked(server.address(), directory.path(), &["lock"], UNTIL_END);
     let mut holder = under(&["nohup"], &locked).spawn().unwrap();
     wait_for_begin(directory.path());
     server::signal(holder.id(), "HUP");
@@ -246,14 +234,8 @@ fn ignored_signal_stays_ignored_by_the_command() {
 #[test]
 fn lost_lock_stops_the_command_with_code_3() {
     let server = Server::start();
-    let directory = tempfile::tempdir().unwrap();
-    let mut holder = background(
-        server.address(),
-        directory.path(),
-        &["lock", "--lease", "3s"],
-        "trap 'touch stopped; exit 0' TERM; touch begun; while true; do sleep 0.05; done",
-    );
-    wait_for_begin(directory.path());
+    let options = ["lock", "--lease", "3s"];
+    let (mut holder, directory) = holder(server.address(), &options, UNTIL_TERM);
     server.store("thief").set("lock", "thief");
     expect_end(&mut holder, 3);
     assert!(directory.path().join("stopped").exists(), "no SIGTERM");
@@ -279,7 +261,7 @@ fn answer_after_the_lease_does_not_acquire_the_lock() {
     let directory = tempfile::tempdir().unwrap();
     let options = ["lock", "--lease", "400ms", "--wait", "1s"];
     let late = locked(proxy.address(), directory.path(), &options, "touch ran");
-    finish(late, b"").code(1).says("answers too slowly");
+    finish(late, b"").fails(1, "answers too slowly");
     assert!(!directory.path().join("ran").exists());
     // Without the delay the command acquires the lock.
     proxy.pass();
@@ -291,7 +273,7 @@ fn answer_after_the_lease_does_not_acquire_the_lock() {
 fn lease_too_short_to_be_held_is_refused() {
     let server = Server::start();
     let short = run(&server, &["lock", "--lease", "1ms"], "true");
-    short.code(2).says("the shortest lease is 100 ms");
+    short.fails(2, "the shortest lease is 100 ms");
 }
 
 fn hold_answers(proxy: &Proxy) {
@@ -344,11 +326,8 @@ fn signal_ends_lock_while_it_connects() {
 fn second_signal_ends_a_release_without_an_answer() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
-    let directory = tempfile::tempdir().unwrap();
     let options = ["lock", "--lease", "1h", "--timeout", "10m"];
-    let script = "touch begun; while [ ! -e end ]; do sleep 0.05; done";
-    let mut holder = background(proxy.address(), directory.path(), &options, script);
-    wait_for_begin(directory.path());
+    let (mut holder, directory) = holder(proxy.address(), &options, UNTIL_END);
     hold_answers(&proxy);
     fs::write(directory.path().join("end"), "").unwrap();
     until("the lock is released", || has_asked(&proxy, "VDEL"));
@@ -384,15 +363,10 @@ fn ctrl_c_on_a_terminal_reaches_the_command_once() {
         touch begun
         while true; do sleep 0.05; done";
     fs::write(directory.path().join("script"), script).unwrap();
-    let (program, port) = (command(&[]).get_program().to_owned(), server.port());
-    let program = program.to_str().unwrap();
-    let line = format!("exec {program} lock lock --port {port} -- sh script < /dev/null");
-    let mut terminal = Command::new("timeout")
-        .args(["60", "script", "--quiet", "--return"])
-        .args(["--command", &line, "/dev/null"])
+    let port = server.port();
+    let lock = format!("lock lock --port {port} -- sh script < /dev/null");
+    let mut terminal = in_terminal(&lock)
         .current_dir(directory.path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
         .spawn()
         .expect("script of util-linux runs");
     let lines = Lines::follow(terminal.stdout.take().unwrap());
@@ -412,14 +386,8 @@ fn ctrl_c_on_a_terminal_reaches_the_command_once() {
 fn renewals_without_answers_stop_the_command() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
-    let directory = tempfile::tempdir().unwrap();
-    let mut holder = background(
-        proxy.address(),
-        directory.path(),
-        &["lock", "--lease", "1500ms"],
-        "trap 'touch stopped; exit 0' TERM; touch begun; while true; do sleep 0.05; done",
-    );
-    wait_for_begin(directory.path());
+    let options = ["lock", "--lease", "1500ms"];
+    let (mut holder, directory) = holder(proxy.address(), &options, UNTIL_TERM);
     hold_answers(&proxy);
     expect_end(&mut holder, 3);
     assert!(directory.path().join("stopped").exists(), "no SIGTERM");

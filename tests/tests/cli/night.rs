@@ -15,7 +15,7 @@ use std::{
 
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Admin, Client, Connect, Dice, Publish, Ran, Server, SlowDisk, Store, command,
+    Admin, Client, Connect, Dice, Publish, Ran, Server, SlowDisk, Store, assert_contains, command,
     command::add_user,
     policies,
     prometheus::{Prometheus, host_file, panels},
@@ -170,7 +170,7 @@ fn every_answer_was_seen(night: &Night) {
     };
     let commands = night.commands.borrow();
     let run: Vec<_> = commands.iter().map(|it| words(it)).collect();
-    let (_, metrics) = Admin::of(&night.server).ask("GET", "/metrics", b"");
+    let metrics = night.server.metrics_page();
     let questions: Vec<&str> = questions.split("\n### ").skip(1).collect();
     assert_eq!(questions.len(), 9);
     for question in questions {
@@ -205,10 +205,7 @@ fn who_wrote_this_key(night: &Night, press: &mut Store) {
         first.contains("3 bytes: 900\n    client   laptop\n    user     anna\n"),
         "{text}"
     );
-    assert!(
-        text.contains("client   press-4\n    user     line\n"),
-        "{text}"
-    );
+    assert_contains!(text, "client   press-4\n    user     line\n");
     let meta = night.ask(&["get", "line/speed", "--meta"]).code(0).text();
     assert!(meta.ends_with("writer   laptop, user anna\n"), "{meta}");
     let earlier = night.run(&["get", "line/speed", "--as-of", &good]);
@@ -245,8 +242,7 @@ fn who_holds_this_lock(night: &Night, press: &mut Store) {
     assert_ne!(status["version"], status["fencing_token"]);
     night
         .ask(&["lock", "locks/nightly", "--wait", "0s", "--", "true"])
-        .code(1)
-        .says("held by another client");
+        .fails(1, "held by another client");
 }
 
 fn why_was_this_refused(night: &Night, press: &mut Store) {
@@ -254,10 +250,7 @@ fn why_was_this_refused(night: &Night, press: &mut Store) {
     assert_eq!(refused.text(), "-ERR not authorized\\r\\n");
     let line = night.server.wait_for_log("refused what=\"write\"");
     println!("{line}");
-    assert!(
-        line.contains("client=\"press-4\"") && line.contains("user=\"line\""),
-        "{line}"
-    );
+    assert_contains!(line, "client=\"press-4\"", "user=\"line\"");
     let text = night
         .run(&["authz", "explain", "press-4", "SET", "valve/1"])
         .code(1)
@@ -290,17 +283,12 @@ fn what_is_slow(night: &Night, press: &mut Store) {
     press.finish(&write, id);
     let slow = night.run(&["slow", "--json"]).code(0).object();
     let slow = &slow["requests"][0];
-    assert_eq!(
-        (&slow["client"], &slow["key"]),
-        (&"press-4".into(), &"line/speed".into())
-    );
+    assert_eq!(slow["client"], "press-4");
+    assert_eq!(slow["key"], "line/speed");
     let part = |name: &str| slow[name].as_u64().unwrap();
     assert!(part("flush_us") > part("total_us") / 10 * 9, "{slow}");
     let table = night.run(&["slow"]).code(0).text();
-    assert!(
-        table.contains(" press-4  SET      line/speed  ok "),
-        "{table}"
-    );
+    assert_contains!(table, " press-4  SET      line/speed  ok ");
     assert_eq!(night.readiness().0, 200);
     night.wait_for_alert("StatehouseSlowDisk");
     night.wait_for_alert("StatehouseSlowRequests");
@@ -400,8 +388,7 @@ fn is_the_backup_good(night: &Night) {
     for check in [&["--check"][..], &["--data", "restored"]] {
         night
             .run(&[&["restore", "copy.state"], check].concat())
-            .code(3)
-            .says("copy.state is damaged at byte ");
+            .fails(3, "copy.state is damaged at byte ");
         assert!(!night.file("restored").exists());
     }
     night

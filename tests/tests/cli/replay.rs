@@ -4,9 +4,9 @@
 use std::fs;
 
 use serde_json::Value;
-use statehouse_tests::{Ran, Server, policies};
+use statehouse_tests::{Ran, Server, assert_contains, policies};
 
-use crate::data_directory::{data, restore_into};
+use crate::data_directory::restore_into;
 
 /// Runs a replay. Returns the differences and the summary.
 fn replay(server: &Server, arguments: &[&str], code: i32) -> (Vec<Value>, Value) {
@@ -74,10 +74,7 @@ fn replay_with_the_same_policy_has_no_differences() {
     }
     let ran = server.run(&["replay"]).code(0);
     let text = ran.text();
-    assert!(
-        text.contains("not comparable") && text.contains("VDEL"),
-        "{text}"
-    );
+    assert_contains!(text, "not comparable", "VDEL");
     // The result is the same with the policy's name, and after a restart.
     replay(&server, &["--policy", "builtin"], 0);
     server.restart();
@@ -216,7 +213,7 @@ fn replay_uses_the_policy_that_handled_each_request() {
     server.stop();
     server.restart_with(&[("policy", "builtin")]);
     server.store("client").set("key", "2");
-    let modules = data(&server).join("policies");
+    let modules = server.data_directory().join("policies");
     let digest = server.stdout()[1].rsplit(':').next().unwrap().to_owned();
     for entry in fs::read_dir(&modules).unwrap() {
         let path = entry.unwrap().path();
@@ -227,10 +224,7 @@ fn replay_uses_the_policy_that_handled_each_request() {
     let (_, summary) = replay(&server, &[], 0);
     assert_eq!(counts(&summary["summary"]), (1, 0, 3), "{summary}");
     let text = server.run(&["replay"]).code(0).text();
-    assert!(
-        text.contains("not in the data directory any more"),
-        "{text}"
-    );
+    assert_contains!(text, "not in the data directory any more");
 }
 
 #[test]
@@ -295,10 +289,5 @@ fn replay_of_a_restored_store_starts_at_the_backup() {
     assert_eq!(store.ask(&["VDEL", "key", "2"]).payload(), b":1\r\n");
     let ran = server.run(&["replay", "--from", "1", "--data", "restored"]);
     let ran = ran.code(0).says("does not reach back that far");
-    assert!(
-        ran.text()
-            .contains("all                        2           0"),
-        "{}",
-        ran.text()
-    );
+    assert_contains!(ran.text(), "all                        2           0");
 }

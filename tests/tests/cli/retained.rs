@@ -5,9 +5,9 @@
 use std::{thread, time::Duration};
 
 use serde_json::Value;
-use statehouse_tests::{Hlc, Server, wait::until};
+use statehouse_tests::{Hlc, Server, assert_contains, files::of_kind, wait::until};
 
-use crate::data_directory::{data, files, find, flip, restore_into};
+use crate::data_directory::{find, flip, restore_into};
 
 /// The server must remove its first segment within this many rounds of one megabyte.
 const ROUNDS_MAX: usize = 100;
@@ -23,7 +23,7 @@ struct Shortened {
 fn shortened() -> Shortened {
     let server = Server::restartable(&[("history_bytes", "0"), ("history_retention", "1ms")]);
     let mut store = server.store("client");
-    let first = data(&server).join("000000000001.log");
+    let first = server.data_directory().join("000000000001.log");
     let mut versions = Vec::new();
     // This key never changes, so every snapshot contains it.
     let steady = store.set("steady", "the same");
@@ -63,7 +63,7 @@ fn shortened_history_is_exact_and_reported_as_such() {
     let as_of =
         |key: &str, version: &Hlc| server.run(&["get", key, "--as-of", &version.to_string()]);
     let (first, _) = &shortened.versions[1];
-    as_of("key", first).code(2).says("not kept any more");
+    as_of("key", first).fails(2, "not kept any more");
     let oldest = shortened.versions.len() - changes.len();
     for (version, value) in [
         &shortened.versions[oldest],
@@ -83,7 +83,7 @@ fn shortened_history_is_exact_and_reported_as_such() {
             shortened.server.stop();
         }
         let server = &shortened.server;
-        assert!(!files(&data(server), "snapshot").is_empty());
+        assert!(!of_kind(&server.data_directory(), "snapshot").is_empty());
         let found = server.run(&["doctor", "--json"]).code(0).object();
         assert!(
             found["history"]["from_record"].as_u64().unwrap() > 1,
@@ -129,7 +129,7 @@ fn with_covered_segment() -> (Server, Hlc) {
         store.set("large", vec![b'x'; 100_000]);
     }
     until("a snapshot", || {
-        !files(&data(&server), "snapshot").is_empty()
+        !of_kind(&server.data_directory(), "snapshot").is_empty()
     });
     store.set("key", "the last value");
     drop(store);
@@ -142,7 +142,7 @@ fn with_covered_segment() -> (Server, Hlc) {
 #[test]
 fn history_begins_after_its_damage_and_names_it() {
     let (mut server, first) = with_covered_segment();
-    let segment = data(&server).join("000000000001.log");
+    let segment = server.data_directory().join("000000000001.log");
     let value_at = find(&segment, b"the first value");
     for (at, reason) in [
         (value_at, "a frame is damaged"),
@@ -173,10 +173,7 @@ fn history_begins_after_its_damage_and_names_it() {
         }
         let found = server.run(&["doctor", "--json"]).code(1).object();
         let problems = found["problems"].to_string();
-        assert!(
-            problems.contains("the history before record "),
-            "{problems}"
-        );
+        assert_contains!(problems, "the history before record ");
         assert!(found["history"]["from_record"].as_u64().unwrap() > 1);
         assert!(found["refused"].is_null(), "{found:#}");
     }

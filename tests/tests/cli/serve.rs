@@ -85,8 +85,7 @@ fn several_listeners_share_one_store() {
 fn open_listener_without_authentication_needs_insecure() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:1883"] {
         run(&["serve", "--listen", address], b"")
-            .code(2)
-            .says("--insecure")
+            .fails(2, "--insecure")
             .says("authentication");
         // Any open listener makes the command refuse to start.
         let both = ["serve", "--listen", "127.0.0.1:0", "--listen", address];
@@ -131,7 +130,7 @@ fn failed_starts_add_nothing_to_the_log() {
         address.as_str(),
     ];
     for _ in 0..2 {
-        server.run(&serve).code(3).says(&address);
+        server.run(&serve).fails(3, &address);
     }
     assert_eq!(last_record(), before);
     server.restart();
@@ -273,10 +272,10 @@ fn invalid_policy_file_exits_with_code_2() {
         let serve = ["serve", "--listen", "127.0.0.1:0", "--policy", policy];
         run_in(directory.path(), &serve)
     };
-    serve("missing.wasm").code(2).says("missing.wasm");
+    serve("missing.wasm").fails(2, "missing.wasm");
     for (name, bytes) in policies::INVALID {
         fs::write(directory.path().join(name), bytes).unwrap();
-        let ran = serve(name).code(2).says(name);
+        let ran = serve(name).fails(2, name);
         assert!(!ran.text().contains("ready"), "{ran:?}");
         assert!(!ran.stderr.contains("panicked"), "{ran:?}");
     }
@@ -335,10 +334,8 @@ fn help_and_version_are_printed() {
     let version = run(&["-V"], b"").code(0).text();
     assert_eq!(version, "statehouse 0.1.0\n");
     run(&[], b"").code(2);
-    run(&["nonsense"], b"").code(2).says("nonsense");
-    run(&["serve", "--nonsense"], b"")
-        .code(2)
-        .says("--nonsense");
+    run(&["nonsense"], b"").fails(2, "nonsense");
+    run(&["serve", "--nonsense"], b"").fails(2, "--nonsense");
 }
 
 /// Servers of the tests do not inherit STATEHOUSE variables, so this one sets its own.
@@ -406,5 +403,5 @@ fn limit_of_file_sizes_is_an_error_with_words() {
     serve.arg("--fsize=1048576").arg(binary::statehouse());
     serve.args(["serve", "--listen", "127.0.0.1:0"]);
     serve.current_dir(directory.path());
-    command::finish(serve, b"").code(2).says("file too large");
+    command::finish(serve, b"").fails(2, "file too large");
 }

@@ -8,7 +8,7 @@ use statehouse_tests::{Ran, Server, command, run, run_in};
 /// Runs a store with this settings file, which it must refuse.
 fn serve_with(directory: &Path, file: &str) -> Ran {
     let serve = ["serve", "--listen", "127.0.0.1:0", "--config", file];
-    run_in(directory, &serve).code(2).says(file)
+    run_in(directory, &serve).fails(2, file)
 }
 
 fn node(server: &Server) -> String {
@@ -180,7 +180,7 @@ fn sizes_take_units_in_flags_variables_and_the_file() {
             check(["--config", "wrong.toml"]),
             command::finish(by_variable, b""),
         ] {
-            let ran = ran.code(2).says("`512 apples` is not a number of bytes");
+            let ran = ran.fails(2, "`512 apples` is not a number of bytes");
             ran.says("such as 4194304, 512MB or 4MiB");
         }
     }
@@ -246,19 +246,16 @@ fn invalid_flag_or_variable_is_refused() {
         ("--log", "xml"),
         ("--log-filter", "=="),
     ] {
-        run_in(directory.path(), &["serve", flag, value])
-            .code(2)
-            .says(value);
+        run_in(directory.path(), &["serve", flag, value]).fails(2, value);
     }
     let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
     serve.env("STATEHOUSE_LOG_FILTER", "");
     serve.current_dir(directory.path());
-    command::finish(serve, b"").code(2).says("log filter");
+    command::finish(serve, b"").fails(2, "log filter");
     let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
     serve.env("STATEHOUSE_MAX_KEYS", "several");
     command::finish(serve, b"")
-        .code(2)
-        .says("several")
+        .fails(2, "several")
         .says("the environment variable STATEHOUSE_MAX_KEYS");
     // The variable is valid, and the flag takes precedence.
     let mut serve = command(&["serve", "--max-keys=many"]);

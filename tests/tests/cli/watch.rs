@@ -1,22 +1,16 @@
 //! Tests `statehouse watch`. It must print one line for each change until its count is reached or
 //! it is interrupted.
 
-use std::{
-    collections::HashSet,
-    net::SocketAddr,
-    process::{Child, Stdio},
-    time::Duration,
-};
+use std::{collections::HashSet, net::SocketAddr, process::Stdio, time::Duration};
 
 use statehouse_tests::{
-    Fate, Lines, Proxy, Server, Store, Way, client::PATIENCE, command, packet::kind, proxy::Seen,
-    run, server, wait::until,
+    Background, Fate, Lines, Proxy, Server, Store, Way, assert_contains, client::PATIENCE, command,
+    packet::kind, proxy::Seen, run, server, wait::until,
 };
 
-/// A running `statehouse watch`. It is killed at the end of the test.
+/// A running `statehouse watch`.
 struct Watch {
-    child: Child,
-    lines: Lines,
+    process: Background,
     read: usize,
     /// What it says when it watches.
     notice: String,
@@ -33,46 +27,28 @@ impl Watch {
         let (host, port) = (address.ip().to_string(), address.port().to_string());
         let mut all = vec!["watch", "--host", &host, "--port", &port];
         all.extend(arguments);
-        let mut child = command(&all)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let notices = Lines::follow(child.stderr.take().unwrap());
-        let mut watch = Watch {
-            lines: Lines::follow(child.stdout.take().unwrap()),
-            read: 0,
-            child,
-            notice: String::new(),
-        };
+        let mut process = Background::start(command(&all).stderr(Stdio::piped()));
+        let notices = Lines::follow(process.child.stderr.take().unwrap());
         let notice = notices.wait(PATIENCE, |line| line.contains("watching"));
-        watch.notice = notice.unwrap_or_else(|| panic!("the command prints {:?}", notices.all()));
-        watch
+        let notice = notice.unwrap_or_else(|| panic!("the command prints {:?}", notices.all()));
+        Watch {
+            process,
+            read: 0,
+            notice,
+        }
     }
 
     fn line(&mut self) -> String {
         self.read += 1;
-        self.lines
-            .at(self.read - 1, PATIENCE)
-            .expect("a line is missing")
+        let line = self.process.lines.at(self.read - 1, PATIENCE);
+        line.expect("a line is missing")
     }
 
     fn end(mut self) -> Option<i32> {
-        let status = server::wait(&mut self.child, Duration::from_secs(20));
-        assert_eq!(
-            self.lines.at(self.read, PATIENCE),
-            None,
-            "an unexpected line"
-        );
+        let status = server::wait(&mut self.process.child, Duration::from_secs(20));
+        let further = self.process.lines.at(self.read, PATIENCE);
+        assert_eq!(further, None, "an unexpected line");
         status.expect("the command did not end").code()
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        // The process may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -103,16 +79,12 @@ fn watch_with_json_prints_an_object_per_change() {
     let mut object = || serde_json::from_str::<serde_json::Value>(&watch.line()).unwrap();
     let set = object();
     assert_eq!(set["event"], "set");
-    assert_eq!(
-        (&set["key"], &set["value"]),
-        (&"one".into(), &"a\tb".into())
-    );
+    assert_eq!(set["key"], "one");
+    assert_eq!(set["value"], "a\tb");
     assert_eq!(set["version"], versions[0]);
     let deleted = object();
-    assert_eq!(
-        (&deleted["event"], &deleted["key"]),
-        (&"deleted".into(), &"one".into())
-    );
+    assert_eq!(deleted["event"], "deleted");
+    assert_eq!(deleted["key"], "one");
     assert!(deleted["version"].as_str().unwrap() > versions[0].as_str());
     assert_eq!(watch.end(), Some(0));
 }
@@ -123,7 +95,7 @@ fn sigint_ends_watch_with_code_0() {
     let mut watch = Watch::start(&server, &["key"]);
     server.store("writer").set("key", "v");
     assert!(watch.line().ends_with("\tv"));
-    server::signal(watch.child.id(), "INT");
+    server::signal(watch.process.child.id(), "INT");
     assert_eq!(watch.end(), Some(0));
 }
 
@@ -132,7 +104,7 @@ fn sigint_ends_watch_with_code_0() {
 fn sigterm_ends_watch_with_its_session() {
     let server = Server::with_config("max_sessions = 1\n");
     let watch = Watch::start(&server, &["key"]);
-    server::signal(watch.child.id(), "TERM");
+    server::signal(watch.process.child.id(), "TERM");
     assert_eq!(watch.end(), Some(143));
     let port = server.port().to_string();
     let get = || run(&["get", "key", "--port", &port], b"");
@@ -201,11 +173,7 @@ fn change_that_two_arguments_cover_is_printed_once() {
     let old = writer.set("dd", "0");
     let arguments = ["dd", "d*", "--initial", "--count", "2"];
     let mut watch = Watch::start(&server, &arguments);
-    assert!(
-        watch.notice.contains("watching 1 prefix;"),
-        "{}",
-        watch.notice
-    );
+    assert_contains!(watch.notice, "watching 1 prefix;");
     assert_eq!(watch.line(), format!("present\tdd\t{old}\t0"));
     for value in ["1", "2"] {
         let version = writer.set("dd", value);

@@ -64,8 +64,8 @@ fn client_of_a_lost_host_resumes_through_another() {
     let version = store.set("key", "value");
     cluster[follower].kill();
     store.client.expect_closed();
-    let other = (0..3).find(|host| ![leader.host, follower].contains(host));
-    let mut store = resume(&cluster[other.unwrap()], "client");
+    let other = cluster.other_than(&[leader.host, follower]);
+    let mut store = resume(&cluster[other], "client");
     let got = store.ask(&["GET", "key"]);
     assert_eq!(got.version(), Some(version));
     assert_eq!(cluster.present_leader(), leader, "a follower was lost");

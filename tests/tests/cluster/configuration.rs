@@ -48,7 +48,7 @@ fn unusable_settings_are_refused_and_change_nothing() {
         // A flag can be given once, so an environment variable would hide the refusal.
         let all = ["serve", "--cluster-listen", "127.0.0.1:0", "--cluster"];
         let all = [&all[..], &[urls.as_str()], &ours, &more].concat();
-        run_in(directory.path(), &all).code(2).says(says);
+        run_in(directory.path(), &all).fails(2, says);
     }
     assert_eq!(
         cluster.etcd.revision(),
@@ -65,14 +65,12 @@ fn servers_of_two_etcd_clusters_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let urls = format!("{},{}", cluster.urls(), other.urls()[0]);
     let says = "belong to different etcd clusters";
-    serve(directory.path(), &urls, &["--cluster-name", NAME])
-        .code(2)
-        .says(says);
+    serve(directory.path(), &urls, &["--cluster-name", NAME]).fails(2, says);
     let ask = |command: &str| {
         let arguments = ["cluster", command, "--cluster", &urls];
         run(&[&arguments[..], &["--cluster-name", "new"]].concat(), b"")
     };
-    ask("init").code(3).says(says);
+    ask("init").fails(3, says);
     let after = (cluster.etcd.revision(), other.revision());
     assert_eq!(after, before, "a refused host wrote to etcd");
     let checked = ask("check").code(1).text();
@@ -88,8 +86,7 @@ fn data_directory_of_a_single_host_is_refused_unchanged() {
     single.stop();
     let ours = ["--cluster-name", NAME];
     serve(single.directory(), &cluster.urls(), &ours)
-        .code(2)
-        .says("holds the store of a single host")
+        .fails(2, "holds the store of a single host")
         .says("--data");
     assert_eq!(
         cluster.etcd.revision(),
@@ -111,8 +108,7 @@ fn init_from_a_directory_changes_no_existing_cluster() {
     let data = single.data();
     cluster
         .ask(&["init", "--from", &data])
-        .code(1)
-        .says("exists already");
+        .fails(1, "exists already");
     // A host may have changed or removed the directory since the cluster was created.
     for directory in [&*data, "missing"] {
         let repeated = ["init", "--if-missing", "--from", directory];
@@ -131,7 +127,7 @@ fn init_from_a_directory_without_a_store_changes_nothing() {
     fs::create_dir(&empty).unwrap();
     for (directory, says) in [(&missing, "no directory"), (&empty, "holds no log")] {
         let from = ["init", "--from", directory.to_str().unwrap()];
-        cluster.ask(&from).code(2).says(says);
+        cluster.ask(&from).fails(2, says);
     }
     assert!(!missing.exists());
     assert_eq!(fs::read_dir(&empty).unwrap().count(), 0);
@@ -177,14 +173,11 @@ fn commands_of_a_cluster_tell_what_is_missing() {
     // The leader describes itself once.
     thread::sleep(Duration::from_secs(1));
     let before = cluster.etcd.revision();
-    named("init", NAME).code(1).says("exists already");
+    named("init", NAME).fails(1, "exists already");
     let repeated = cluster.ask(&["init", "--if-missing"]).code(0).text();
     assert!(repeated.contains("exists already"), "{repeated}");
-    named("status", "none").code(1).says("cluster init");
-    cluster
-        .ask(&["remove", "gw7"])
-        .code(1)
-        .says("has no host gw7");
+    named("status", "none").fails(1, "cluster init");
+    cluster.ask(&["remove", "gw7"]).fails(1, "has no host gw7");
     assert_eq!(cluster.etcd.revision(), before);
     let status = cluster.ask(&["status"]).code(0).text();
     assert!(status.contains("leader    gw1 at "), "{status}");
@@ -198,7 +191,7 @@ fn commands_of_a_cluster_tell_what_is_missing() {
     assert!(checked.contains(dead), "{checked}");
     cluster.etcd.kill_all();
     for command in ["init", "status"] {
-        named(command, NAME).code(3).says("etcd");
+        named(command, NAME).fails(3, "etcd");
     }
     named("check", NAME).code(1);
 }
@@ -246,7 +239,7 @@ fn etcd_with_a_certificate_of_another_authority_is_refused() {
         let at = ["--cluster", &urls, "--cluster-ca", ca];
         run(&[&["cluster", command], &at[..]].concat(), b"")
     };
-    ask(&other, "init").code(3).says("certificate");
+    ask(&other, "init").fails(3, "certificate");
     ask(&authority, "init").code(0);
     ask(&authority, "status").code(0);
     // A host waits, since the certificates of etcd can be replaced, and says why.

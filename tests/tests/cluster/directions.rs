@@ -76,9 +76,7 @@ impl Network {
             Cables { etcd, port }
         });
         let hosts = cables.collect();
-        for host in 0..cluster.count() {
-            cluster[host].wait_until_ready();
-        }
+        cluster.wait_until_ready();
         cluster.wait_for_leader_after(0);
         Network { cluster, hosts }
     }
@@ -130,8 +128,7 @@ fn leader_loses(lost: Lost) {
     let new = cluster.wait_for_leader_after(old.epoch);
     play.died();
     let follows = format!("following {} of {NAME}", cluster::name(new.host));
-    let mut others = (0..3).filter(|host| ![old.host, new.host].contains(host));
-    let other = others.next().unwrap();
+    let other = cluster.other_than(&[old.host, new.host]);
     // Until then it passes clients on to the old leader, and then ends their connections.
     cluster[other].wait_for_line(&follows);
     let mut other = cluster.store(other, "other");

@@ -44,9 +44,7 @@ fn redelivery_through_another_host_has_one_effect() {
     }
 
     let (old, new) = cluster.fail_over();
-    let other = (0..3)
-        .find(|host| ![old.host, new.host].contains(host))
-        .unwrap();
+    let other = cluster.other_than(&[old.host, new.host]);
     // Watches end with the connection, so this watcher registers again.
     let mut watcher = resume(&cluster[new.host], "watcher");
     watcher.client.drain();

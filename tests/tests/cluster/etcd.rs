@@ -7,7 +7,8 @@ use std::{
 };
 
 use statehouse_tests::{
-    Admin, Client, Cluster, Etcd, Heard, Server, Store, cluster::NAME, histories::Play,
+    Admin, Client, Cluster, Etcd, Heard, Server, Store, assert_contains, cluster::NAME,
+    histories::Play,
 };
 
 use crate::{
@@ -37,9 +38,7 @@ fn server_of_etcd_that_refuses_requests_is_passed_over() {
     let mut store = cluster.store(cluster.follower(), "writer");
     store.set("key", "value");
     assert_eq!(store.get("key"), Some(b"value".to_vec()));
-    let before = cluster.present_leader();
-    cluster[before.host].kill();
-    let after = cluster.wait_for_leader_after(before.epoch);
+    let (_, after) = cluster.fail_over();
     let mut store = cluster.store(after.host, "reader");
     assert_eq!(store.get("key"), Some(b"value".to_vec()));
 }
@@ -175,10 +174,7 @@ fn full_quota_refuses_writes_and_serves_reads_and_removals() {
     let leader = cluster.present_leader().host;
     let (status, body) = Admin::of(&cluster[leader]).ask("GET", "/readyz", b"");
     assert_eq!(status, 503, "{body}");
-    assert!(
-        body.contains("etcd's quota is used up: writes are refused"),
-        "{body}"
-    );
+    assert_contains!(body, "etcd's quota is used up: writes are refused");
     let last = accepted.to_string();
     let value = store.get(name(accepted % STATE)).unwrap();
     assert!(
@@ -316,12 +312,12 @@ fn init_from_a_state_beyond_the_quota_is_refused() {
     let before = cluster.etcd.revision();
     let bytes = QUOTA.to_string();
     let with_quota = [&init[..], &["--cluster-quota", bytes.as_str()]].concat();
-    cluster.ask(&with_quota).code(4).says("quota");
+    cluster.ask(&with_quota).fails(4, "quota");
     assert_eq!(cluster.etcd.revision(), before, "it wrote to etcd");
     let checked = cluster.ask(&["check"]).code(1).text();
     assert!(!checked.contains("NOSPACE"), "{checked}");
     // Without the quota, etcd 3.5 and earlier refuse a piece. Those before it are deleted.
-    let refused = cluster.ask(&init).code(4).says("quota");
+    let refused = cluster.ask(&init).fails(4, "quota");
     assert!(!refused.stderr.contains("does not answer"), "{refused:#?}");
     let pieces = format!("/statehouse/{NAME}/0/snap/");
     assert_eq!(cluster.etcd.count_below(&pieces), 0);
@@ -367,8 +363,7 @@ fn compaction_by_another_client_loses_nothing() {
     let mut store = cluster.store(leader.host, "writer");
     (0..50).for_each(|n| drop(store.set(name(n), n.to_string())));
     cluster.etcd.compact();
-    cluster[down].start_again(&[]);
-    cluster[down].wait_until_ready();
+    cluster[down].restart();
     cluster.etcd.compact();
     play.go_on();
     assert_eq!(cluster.present_leader(), leader);
@@ -386,8 +381,7 @@ fn compaction_by_another_client_loses_nothing() {
     for n in 0..100 {
         assert_eq!(store.get(name(n)), Some(n.to_string().into_bytes()));
     }
-    cluster[old.host].start_again(&[]);
-    cluster[old.host].wait_until_ready();
+    cluster[old.host].restart();
     play.go_on();
     play.end();
 }

@@ -81,9 +81,7 @@ fn handover_without_a_follower_is_refused() {
     let cluster = Cluster::start(1);
     let leader = cluster.present_leader();
     let data = cluster[leader.host].data();
-    run(&["cluster", "handover", "--data", &data], b"")
-        .code(1)
-        .says("no other host has a link to gw1");
+    run(&["cluster", "handover", "--data", &data], b"").fails(1, "no other host has a link to gw1");
     cluster.store(leader.host, "writer").set("key", "value");
     assert_eq!(cluster.present_leader(), leader);
 }
@@ -101,9 +99,7 @@ fn handover_without_a_majority_of_etcd_is_refused() {
     for server in 0..2 {
         cluster.etcd.resume(server);
     }
-    refused
-        .code(3)
-        .says("this host does not reach the log of its cluster");
+    refused.fails(3, "this host does not reach the log of its cluster");
     cluster.etcd.wait_until_ready();
     cluster.store(leader.host, "writer").set("key", "value");
     assert_eq!(cluster.present_leader(), leader);
@@ -116,8 +112,7 @@ fn handover_at_a_follower_names_the_leader() {
     let data = cluster[cluster.follower()].data();
     let leader_name = cluster::name(leader.host);
     run(&["cluster", "handover", "--data", &data], b"")
-        .code(4)
-        .says(&format!("use the admin API of {leader_name}"));
+        .fails(4, &format!("use the admin API of {leader_name}"));
     assert_eq!(cluster.present_leader(), leader);
 }
 
@@ -141,7 +136,7 @@ fn handover_lets_the_named_host_lead() {
     let own = cluster::name(leader.host);
     let done = hand_over(&own).code(0);
     assert_eq!(done.text(), format!("{own} leads already\n"));
-    hand_over("gw9").code(1).says("has no host gw9");
+    hand_over("gw9").fails(1, "has no host gw9");
     // The record of a host that was killed still says that it follows.
     let killed = cluster.follower();
     let name = cluster::name(killed);

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -22,10 +22,6 @@ use statehouse_tests::{
 };
 
 use crate::SHORT_LEASE;
-
-fn data(server: &Server) -> PathBuf {
-    server.directory().join("statehouse-data")
-}
 
 /// The changes of a key, newest first, and the line about the beginning of the history. None if the
 /// directory holds no history yet.
@@ -186,7 +182,7 @@ fn history_survives_the_truncation_of_the_log() {
     let mut cluster = Cluster::with(3, 1, &[SHORT_LEASE, ("cluster_quota", "16777216")]);
     let leader = cluster.present_leader();
     let away = cluster.follower();
-    let stays = (0..3).find(|it| ![leader.host, away].contains(it)).unwrap();
+    let stays = cluster.other_than(&[leader.host, away]);
     cluster.store(leader.host, "first").set("key", "value 0");
     wait_for_changes(&cluster[away], "key", 1);
     cluster[away].kill();
@@ -202,8 +198,7 @@ fn history_survives_the_truncation_of_the_log() {
         assert_eq!(beginning["since"], Value::Null, "{beginning}");
     }
     // The host that was away finds a truncated log, and starts over behind its snapshot.
-    cluster[away].start_again(&[]);
-    cluster[away].wait_until_ready();
+    cluster[away].restart();
     cluster[away].wait_for_log("starts over");
     let mut last = cluster.store(leader.host, "last");
     set_when_there_is_room(&mut last, "key", "end", Instant::now() + PATIENCE);
@@ -217,7 +212,7 @@ fn history_survives_the_truncation_of_the_log() {
     assert!(from > 1);
     assert_eq!(values[..values.len() - 1], expected(from));
     check_doctor(&cluster[away]);
-    let copies = fs::read_dir(data(&cluster[away])).unwrap();
+    let copies = fs::read_dir(cluster[away].data_directory()).unwrap();
     let is_copy = |name: &String| name.starts_with("history-");
     let names = copies.map(|it| it.unwrap().file_name().into_string().unwrap());
     assert_eq!(names.filter(is_copy).count(), 1, "an old copy remains");
@@ -251,7 +246,7 @@ fn removed_history_ends_without_harm_and_starts_over_at_a_start() {
     cluster.store(0, "first").set("key", "value");
     wait_for_changes(&cluster[0], "key", 1);
     assert!(cluster[0].metric("cluster_history_position") > 0);
-    fs::remove_dir_all(data(&cluster[0]).join("history-1")).unwrap();
+    fs::remove_dir_all(cluster[0].data_directory().join("history-1")).unwrap();
     cluster.store(0, "second").set("key", "value");
     let line = cluster[0].wait_for_log("keeps no history from now on");
     assert!(line.contains("restart this host"), "{line}");
@@ -268,7 +263,7 @@ fn removed_history_ends_without_harm_and_starts_over_at_a_start() {
 #[test]
 fn damaged_history_is_set_aside_and_can_be_salvaged() {
     let mut cluster = Cluster::with(1, 1, &[SHORT_LEASE]);
-    let directory = data(&cluster[0]);
+    let directory = cluster[0].data_directory();
     let segment = directory.join("history-1/000000000001.log");
     cluster.store(0, "first").set("early", "value");
     wait_for_changes(&cluster[0], "early", 1);
@@ -337,7 +332,7 @@ fn host_without_history_keeps_no_copy() {
         let ran = cluster[0].run(&["history", "key"]);
         ran.code == Some(2) && ran.stderr.contains("--history-bytes")
     });
-    assert!(!data(&cluster[0]).join("history-1").exists());
+    assert!(!cluster[0].data_directory().join("history-1").exists());
 }
 
 const TOKEN: (&str, &str) = ("admin_token", "one token for all hosts");
@@ -390,7 +385,7 @@ fn follower_without_history_leaves_the_past_to_the_leader() {
 fn leader_without_history_leaves_the_past_to_a_follower() {
     let (_cluster, hosts) = check_past_is_asked_of_the_other(0);
     // A follower does not replay, so the leader says why there is no answer.
-    ask_hosts(&["replay"], &hosts).code(3).says("up to date");
+    ask_hosts(&["replay"], &hosts).fails(3, "up to date");
 }
 
 fn serve(directory: &Path, arguments: &[&str]) -> Ran {
@@ -405,7 +400,7 @@ fn directory_of_a_host_is_refused_elsewhere_and_can_begin_anew() {
     let mut written = Written::default();
     written.set(&mut cluster.store(0, "first"), 5);
     written.check(&cluster[0]);
-    let directory = data(&cluster[0]);
+    let directory = cluster[0].data_directory();
     let path = directory.to_str().unwrap().to_owned();
     let backup = directory.with_file_name("backup");
     let backup = backup.to_str().unwrap();
@@ -428,14 +423,12 @@ fn directory_of_a_host_is_refused_elsewhere_and_can_begin_anew() {
         .says(NAME)
         .says("cluster init --from")
         .says("--cluster");
-    run(&["restore", backup, "--data", &path], b"")
-        .code(2)
-        .says(NAME);
+    run(&["restore", backup, "--data", &path], b"").fails(2, NAME);
     let other = Cluster::without_hosts(1, &[SHORT_LEASE]);
     let urls = other.urls();
     let joins = ["--cluster", &urls, "--cluster-name", NAME, "--name", "gw1"];
     let joins = [&joins[..], &["--cluster-listen", "127.0.0.1:0"]].concat();
-    serve(&directory, &joins).code(2).says("another cluster");
+    serve(&directory, &joins).fails(2, "another cluster");
 
     // The cluster is lost. Another one begins with the copy.
     let etcd = Etcd::start(1);
@@ -511,7 +504,7 @@ fn copied_data_directory_does_not_depose_the_leader() {
     let before = cluster.present_leader();
     let place = tempfile::tempdir().unwrap();
     let directory = place.path().join("copy");
-    copy(&data(&cluster[0]), &directory);
+    copy(&cluster[0].data_directory(), &directory);
     let added = cluster.add_with(&[("data", directory.to_str().unwrap())]);
     cluster[added].wait_until_ready();
     let mut store = cluster.store(added, "client");

@@ -53,8 +53,7 @@ fn follow_from_far_behind(count: usize, bytes: usize, meanwhile: impl FnOnce(&Cl
     cluster[behind].kill();
     let last = write(&mut store, count, bytes);
     meanwhile(&cluster);
-    cluster[behind].start_again(&[]);
-    cluster[behind].wait_until_ready();
+    cluster[behind].restart();
     cluster[leader.host].kill();
     let next = cluster.wait_for_leader_after(leader.epoch);
     assert_eq!(next.host, behind);

@@ -96,7 +96,7 @@ fn check_linearizability(rounds: usize) {
             play.go_on();
             // In half of the rounds, hosts of the last fault may still be joining.
             if play.dice().below(2) == 0 {
-                (0..cluster.count()).for_each(|host| cluster[host].wait_until_ready());
+                cluster.wait_until_ready();
             }
             play.longest_gap();
             inject(fault, &mut cluster, &mut play);
@@ -105,10 +105,8 @@ fn check_linearizability(rounds: usize) {
         }
         play.end();
     }
-    for host in 0..cluster.count() {
-        cluster[host].wait_until_ready();
-        assert!(cluster[host].runs());
-    }
+    cluster.wait_until_ready();
+    (0..cluster.count()).for_each(|host| assert!(cluster[host].runs()));
 }
 
 fn report(round: usize, fault: Fault, gap: Duration) {

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::{
     SHORT_LEASE,
-    authority::{Authority, ClientCertificate, Pair},
+    authority::{Authority, Pair},
 };
 
 #[test]
@@ -51,10 +51,10 @@ fn hosts_log_in_at_etcd_over_every_change_of_the_login() {
         let text = ran.code(0).text();
         assert!(text.contains("leader"), "{text}");
     }
-    cluster.ask(&["status"]).code(3).says("set --cluster-user");
+    cluster.ask(&["status"]).fails(3, "set --cluster-user");
     fs::write(file, "wrong\n").unwrap();
     let wrong = [&["status"], &login[..], &[file]].concat();
-    cluster.ask(&wrong).code(3).says("check --cluster-user");
+    cluster.ask(&wrong).fails(3, "check --cluster-user");
     for (arguments, says) in [
         (vec!["check"], "refuses this client"),
         (
@@ -69,7 +69,7 @@ fn hosts_log_in_at_etcd_over_every_change_of_the_login() {
         }
     }
     let missing = [&["status"], &login[..], &["missing"]].concat();
-    cluster.ask(&missing).code(2).says("password file missing");
+    cluster.ask(&missing).fails(2, "password file missing");
 }
 
 /// A cluster without hosts, and the directory of the file `password` with a wrong password.
@@ -140,15 +140,6 @@ fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A certificate of a client, with this name and number.
-fn client(authority: &Authority, name: &str, serial: u64) -> Pair {
-    authority.client(&ClientCertificate {
-        name,
-        until: 2100,
-        serial,
-    })
-}
-
 /// An etcd that asks for certificates of this authority.
 fn asking_for_certificates(authority: &Authority) -> Etcd {
     let server = authority.server("etcd");
@@ -167,7 +158,7 @@ fn asking_for_certificates(authority: &Authority) -> Etcd {
 fn hosts_with_certificates_log_in_once_etcd_asks_for_it() {
     let files = tempfile::tempdir().unwrap();
     let authority = Authority::new(files.path(), "ca");
-    let host = client(&authority, "host", 1);
+    let host = authority.client("host", 1);
     let password = files.path().join("password");
     fs::write(&password, "first\n").unwrap();
     let password = text(&password);
@@ -196,8 +187,7 @@ fn hosts_with_certificates_log_in_once_etcd_asks_for_it() {
     assert_eq!(store.get("key"), Some(b"after".to_vec()));
     assert_eq!(cluster.present_leader().epoch, epoch, "a host took over");
     ask(&cluster, "status")
-        .code(3)
-        .says("took the common name of --cluster-cert")
+        .fails(3, "took the common name of --cluster-cert")
         .says("set --cluster-user");
 }
 
@@ -205,8 +195,8 @@ fn hosts_with_certificates_log_in_once_etcd_asks_for_it() {
 fn hosts_show_etcd_the_certificate_it_asks_for() {
     let files = tempfile::tempdir().unwrap();
     let authority = Authority::new(files.path(), "ca");
-    let host = client(&authority, "host", 1);
-    let stranger = client(&Authority::new(files.path(), "other"), "stranger", 2);
+    let host = authority.client("host", 1);
+    let stranger = Authority::new(files.path(), "other").client("stranger", 2);
     let ca = text(&authority.certificate);
     let etcd = asking_for_certificates(&authority);
     let (certificate, key) = (text(&host.certificate), text(&host.key));
@@ -226,17 +216,13 @@ fn hosts_show_etcd_the_certificate_it_asks_for() {
         cluster.ask(&arguments)
     };
     for refused in [None, Some(&stranger)] {
-        ask(&cluster, "init", refused)
-            .code(3)
-            .says("--cluster-cert");
+        ask(&cluster, "init", refused).fails(3, "--cluster-cert");
     }
     let of_two = Pair {
         certificate: host.certificate.clone(),
         key: stranger.key.clone(),
     };
-    ask(&cluster, "init", Some(&of_two))
-        .code(2)
-        .says("--cluster-key: ");
+    ask(&cluster, "init", Some(&of_two)).fails(2, "--cluster-key: ");
     ask(&cluster, "init", Some(&host)).code(0);
     cluster.add_hosts(2);
     cluster.store(0, "writer").set("key", "value");
@@ -261,7 +247,7 @@ fn hosts_show_etcd_the_certificate_it_asks_for() {
 fn replaced_certificate_is_used_without_a_restart() {
     let files = tempfile::tempdir().unwrap();
     let [first, second] = ["first", "second"].map(|it| Authority::new(files.path(), it));
-    let [former, present] = [client(&first, "former", 1), client(&second, "present", 2)];
+    let [former, present] = [first.client("former", 1), second.client("present", 2)];
     let at = |name: &str| files.path().join(name);
     let used = Pair {
         certificate: at("used.crt"),

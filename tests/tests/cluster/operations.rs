@@ -14,16 +14,9 @@ use statehouse_tests::{
 
 use crate::SHORT_LEASE;
 
-/// The page of metrics of a host.
-fn page(cluster: &Cluster, host: usize) -> String {
-    let (status, page) = Admin::of(&cluster[host]).ask("GET", "/metrics", b"");
-    assert_eq!(status, 200, "{page}");
-    page
-}
-
 /// The value of a metric of the cluster, if the host has it.
 fn figure(cluster: &Cluster, host: usize, name: &str) -> Option<f64> {
-    let page = page(cluster, host);
+    let page = cluster[host].metrics_page();
     let value = page.lines().find_map(|line| {
         let line = line.strip_prefix("statehouse_cluster_")?;
         line.strip_prefix(name)?.strip_prefix(' ')
@@ -107,7 +100,7 @@ fn metrics_follow_the_work_and_the_leaders() {
         left > 0.0
     });
     for host in 0..3 {
-        check_page(&page(&cluster, host));
+        check_page(&cluster[host].metrics_page());
         for after in ["silence", "handover", "restart"] {
             let count = takeovers(&cluster, host, after);
             assert_eq!(count, Some(0.0), "{host} {after}");
@@ -275,9 +268,7 @@ fn upgrade_says_that_the_log_has_the_newest_format() {
     };
     let done = upgrade(before.host).code(0).text();
     assert!(done.contains("format 2, the newest"), "{done}");
-    upgrade(cluster.follower())
-        .code(4)
-        .says("use the admin API");
+    upgrade(cluster.follower()).fails(4, "use the admin API");
     assert_eq!(cluster.present_leader(), before);
 }
 

@@ -123,11 +123,7 @@ fn promotion_ends_when_another_host_takes_over() {
     cluster.wait_for_leader_after(leader.epoch);
     switch.stall(false);
     cluster[0].wait_for_line(&format!("following gw2 of {NAME}"));
-    promoting
-        .join()
-        .unwrap()
-        .code(3)
-        .says("the store is stopping");
+    promoting.join().unwrap().fails(3, "the store is stopping");
 }
 
 /// Two hosts that cannot reach each other, and both reach etcd. The leader stays. The other host

@@ -26,8 +26,8 @@ fn pause_the_leader(reads: (&str, &str), length: Duration) {
     before.client.start(stale.publish());
     let new = cluster.wait_for_leader_after(old.epoch);
     play.died();
-    let other = (0..3).find(|host| ![old.host, new.host].contains(host));
-    let mut reader = cluster.store(other.unwrap(), "reader");
+    let other = cluster.other_than(&[old.host, new.host]);
+    let mut reader = cluster.store(other, "reader");
     assert_eq!(reader.get("key"), Some(b"old".to_vec()), "a write was lost");
     cluster.store(new.host, "writer").set("key", "new");
     let served = paused.elapsed();

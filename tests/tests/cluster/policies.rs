@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value as Json;
 use statehouse_tests::{
-    Admin, Browser, Cluster, Ran, cluster,
+    Admin, Browser, Cluster, Ran, assert_contains, cluster,
     command::{command, finish},
     policies, run, run_in,
     wait::until,
@@ -72,9 +72,7 @@ fn orders_name_the_cluster_with_its_id() {
     };
     let module = policies::marked("ordered");
     let promote = [module.to_str().unwrap(), "--promote"];
-    push(&cluster, 0, cluster::NAME, &promote)
-        .code(4)
-        .says(store);
+    push(&cluster, 0, cluster::NAME, &promote).fails(4, store);
     push(&cluster, 0, store, &promote).code(0);
     let (_, new) = cluster.fail_over();
     let list = policy(&cluster, new.host, &["list"]).code(0).text();
@@ -192,10 +190,7 @@ fn admin_api_of_a_follower_names_the_leader() {
     let past = format!("/v1/value?key=k&as_of={version}");
     assert_eq!(session.done("GET", &past, b"")["value"], "v");
     finds_the_leader(token.1, &admin, &leading);
-    assert!(
-        body.contains(&format!("use the admin API of {leader}")),
-        "{body}"
-    );
+    assert_contains!(body, &format!("use the admin API of {leader}"));
     // A policy of this size is refused before it is read, and the answer still arrives.
     for _ in 0..3 {
         let upload = admin.ask("POST", "/v1/policies", &vec![0; 8 << 20]);
@@ -203,8 +198,7 @@ fn admin_api_of_a_follower_names_the_leader() {
     }
     let module = policies::marked("cluster");
     policy(&cluster, follower, &["load", module.to_str().unwrap()])
-        .code(4)
-        .says(&format!("use the admin API of {leader}"));
+        .fails(4, &format!("use the admin API of {leader}"));
     let epoch = cluster.present_leader().epoch;
     hand_over_on_page(&leading);
     assert_eq!(cluster.wait_for_leader_after(epoch).host, follower);
@@ -230,11 +224,9 @@ fn finds_the_leader(token: &str, follower: &Admin, leader: &Admin) {
     let all = format!("http://127.0.0.1:1,{follower},{leader}");
     listing(&all).code(0);
     listing(&format!("{leader},{follower}")).code(0);
-    listing(&follower).code(4).says("the address of each host");
+    listing(&follower).fails(4, "the address of each host");
     // The leader may have died.
-    listing(&format!("{follower},http://127.0.0.1:1"))
-        .code(3)
-        .says("use the admin API of");
+    listing(&format!("{follower},http://127.0.0.1:1")).fails(3, "use the admin API of");
 }
 
 /// Opens the page of a host in a browser, and logs in.

@@ -33,9 +33,7 @@ fn session_over_a_failover_has_its_messages() {
     assert_eq!(writer.publish(kept).reason, 0);
 
     let (old, new) = cluster.fail_over();
-    let other = (0..3)
-        .find(|host| ![old.host, new.host].contains(host))
-        .unwrap();
+    let other = cluster.other_than(&[old.host, new.host]);
     let mut reader = client(&cluster, other, "reader", true);
     let queued = payloads(&mut reader, "news/queued", 5);
     assert_eq!(queued, [b"0", b"1", b"2", b"3", b"4"].map(|it| it.to_vec()));
@@ -43,12 +41,8 @@ fn session_over_a_failover_has_its_messages() {
     reader.expect_nothing();
     // The subscription exists, and the retained message reaches new subscribers.
     let mut writer = client(&cluster, new.host, "writer", true);
-    assert_eq!(
-        writer
-            .publish(Publish::new("news/live", "live").qos(1))
-            .reason,
-        0
-    );
+    let live = Publish::new("news/live", "live").qos(1);
+    assert_eq!(writer.publish(live).reason, 0);
     assert_eq!(payloads(&mut reader, "news/live", 1), [b"live".to_vec()]);
     let mut later = client(&cluster, new.host, "later", false);
     later.subscribe("news/kept", 1);
@@ -97,10 +91,8 @@ fn unacknowledged_message_is_delivered_again_over_a_failover() {
     reader.acknowledges = false;
     reader.subscribe("news", 1);
     let mut writer = client(&cluster, cluster.follower(), "writer", false);
-    assert_eq!(
-        writer.publish(Publish::new("news", "once").qos(1)).reason,
-        0
-    );
+    let once = Publish::new("news", "once").qos(1);
+    assert_eq!(writer.publish(once).reason, 0);
     let first = reader.take_publish("news");
     let (_, new) = cluster.fail_over();
     let mut reader = client(&cluster, new.host, "reader", true);

@@ -68,8 +68,7 @@ fn upgrade(cluster: &mut Cluster, programs: &Programs, build: &PathBuf, play: &m
             play.died();
         }
         programs.install(build, host);
-        cluster[host].start_again(&[]);
-        cluster[host].wait_until_ready();
+        cluster[host].restart();
     }
     play.go_on();
 }
@@ -85,9 +84,7 @@ fn rolling_upgrade_and_its_way_back_keep_every_answer() {
         programs.install(&present, host);
         cluster.add_program(&programs.path(host));
     }
-    for host in 0..3 {
-        cluster[host].wait_until_ready();
-    }
+    cluster.wait_until_ready();
     let mut play = Play::over(&cluster, "play", &CLIENTS);
     for build in [&other, &present] {
         upgrade(&mut cluster, &programs, build, &mut play);

@@ -7,31 +7,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use statehouse_tests::{Ran, Server, run_in};
-
-fn data(server: &Server) -> PathBuf {
-    server.directory().join("statehouse-data")
-}
+use statehouse_tests::{Ran, Server, files::of_kind, run_in};
 
 /// The segments of the log, oldest first.
 fn segments(server: &Server) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = fs::read_dir(data(server))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|kind| kind == "log"))
-        .collect();
-    found.sort();
-    found
+    of_kind(&server.data_directory(), "log")
 }
 
-/// Starts the server, which must exit in time with this code and without a panic.
-fn refuses(server: &Server, code: i32) -> Ran {
-    serve_in(server.directory(), "statehouse-data", code)
+/// Starts the server, which must exit in time and without a panic.
+fn refuses(server: &Server) -> Ran {
+    serve_in(server.directory(), "statehouse-data")
 }
 
-fn serve_in(directory: &Path, data: &str, code: i32) -> Ran {
+fn serve_in(directory: &Path, data: &str) -> Ran {
     let arguments = ["serve", "--listen", "127.0.0.1:0", "--data", data];
-    let ran = run_in(directory, &arguments).code(code);
+    let ran = run_in(directory, &arguments).code(2);
     assert!(!ran.text().contains("ready"), "{ran:?}");
     assert!(!ran.stderr.contains("panicked"), "{ran:?}");
     ran
@@ -42,7 +32,7 @@ fn directory_in_use_is_refused_until_its_process_ends() {
     let mut server = Server::restartable(&[]);
     let mut store = server.store("client");
     let version = store.set("key", "value");
-    refuses(&server, 2)
+    refuses(&server)
         .says("statehouse-data")
         .says("in use by another process");
     // The first process continues, and even a kill releases the directory.
@@ -54,16 +44,16 @@ fn directory_in_use_is_refused_until_its_process_ends() {
 fn unwritable_directory_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("a file"), "").unwrap();
-    serve_in(directory.path(), "a file", 2).says("a file");
-    serve_in(directory.path(), "a file/below", 2).says("a file");
+    serve_in(directory.path(), "a file").says("a file");
+    serve_in(directory.path(), "a file/below").says("a file");
     // Not even root can write here.
-    serve_in(directory.path(), "/proc/statehouse-data", 2).says("/proc/statehouse-data");
+    serve_in(directory.path(), "/proc/statehouse-data").says("/proc/statehouse-data");
     let closed = directory.path().join("closed");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
     // Permissions do not stop root.
     if File::create(closed.join("probe")).is_err() {
-        serve_in(directory.path(), "closed", 2).says("closed");
+        serve_in(directory.path(), "closed").says("closed");
     }
 }
 
@@ -105,7 +95,7 @@ fn flipped_byte_in_the_log_is_refused_with_its_file() {
     for at in [found[0], found[found.len() / 2]] {
         file.write_all_at(&[log[at] ^ 0x40], at as u64).unwrap();
         let name = path.file_name().unwrap().to_str().unwrap();
-        let ran = refuses(&server, 2).says("statehouse-data").says(name);
+        let ran = refuses(&server).says("statehouse-data").says(name);
         assert!(ran.stderr.len() > 60, "no explanation: {ran:?}");
         file.write_all_at(&[log[at]], at as u64).unwrap();
     }
@@ -158,7 +148,7 @@ fn missing_segment_is_refused() {
     for missing in [&all[0], &all[1]] {
         let aside = server.directory().join("aside");
         fs::rename(missing, &aside).unwrap();
-        let ran = refuses(&server, 2).says("statehouse-data");
+        let ran = refuses(&server).says("statehouse-data");
         assert!(ran.stderr.len() > 60, "no explanation: {ran:?}");
         fs::rename(&aside, missing).unwrap();
     }

@@ -1,7 +1,7 @@
 //! Duplicate requests (protocol, section 9). A redelivered request must have one effect and return
 //! its first answer, even over `kill -9`.
 
-use statehouse_tests::{Answer, Hlc, Request, Server, Store, policies, store};
+use statehouse_tests::{Answer, Hlc, Request, Server, Store, assert_contains, policies, store};
 
 use crate::resumed::{begin, resume};
 
@@ -159,17 +159,9 @@ fn redelivery_of_a_fenced_off_request_stays_refused() {
     let bare = store.command(&["SET", "two", "bare"]);
     let ids = [&late, &bare].map(|request| store.client.start(request.publish()));
     let refused = store.finish(&late, ids[0]);
-    assert!(
-        refused.text().contains("lower version"),
-        "{}",
-        refused.text()
-    );
+    assert_contains!(refused.text(), "lower version");
     let required = store.finish(&bare, ids[1]);
-    assert!(
-        required.text().contains("is required"),
-        "{}",
-        required.text()
-    );
+    assert_contains!(required.text(), "is required");
     for key in ["one", "two"] {
         let delete = other.command(&["DEL", key]).with("__ft", &new);
         assert_eq!(other.call(&delete).payload(), b":1\r\n");

@@ -26,7 +26,7 @@ fn unpack(directory: &Path) {
 fn serve(data: &Path) -> Server {
     let mut server = Server::restartable(&[("accept_clock", "true")]);
     server.kill();
-    let own = server.directory().join("statehouse-data");
+    let own = server.data_directory();
     fs::remove_dir_all(&own).unwrap();
     fs::rename(data, own).unwrap();
     server.restart();

@@ -3,7 +3,7 @@
 
 use std::{fs, thread, time::Duration};
 
-use statehouse_tests::{Hlc, Server, Store};
+use statehouse_tests::{Hlc, Server, Store, assert_contains};
 
 use crate::resumed::{begin, resume};
 
@@ -34,17 +34,14 @@ fn answer_to_a_write_states_where_it_is_stored() {
     ] {
         let server = Server::restartable(&[("durability", mode)]);
         let mut store = server.store("client");
-        assert_eq!(
-            set(&mut store, "key", Some("true")).as_deref(),
-            Some(asked),
-            "{mode}"
-        );
-        assert_eq!(
-            set(&mut store, "key", Some("false")).as_deref(),
-            Some(not_asked),
-            "{mode}"
-        );
-        assert_eq!(set(&mut store, "key", None), None, "{mode}");
+        for (asks, expected) in [
+            (Some("true"), Some(asked)),
+            (Some("false"), Some(not_asked)),
+            (None, None),
+        ] {
+            let persisted = set(&mut store, "key", asks);
+            assert_eq!(persisted.as_deref(), expected, "{mode} {asks:?}");
+        }
         // Only the answer to a SET that took effect has the property.
         for command in [
             &["GET", "key"][..],
@@ -66,10 +63,8 @@ fn memory_mode_writes_no_file() {
     let mut server = Server::restartable(&[("durability", "memory")]);
     assert!(server.stdout()[2].contains("in memory: a restart forgets everything"));
     let mut store = begin(&server, "client");
-    assert_eq!(
-        set(&mut store, "key", Some("true")).as_deref(),
-        Some("memory")
-    );
+    let persisted = set(&mut store, "key", Some("true"));
+    assert_eq!(persisted.as_deref(), Some("memory"));
     let left: Vec<_> = fs::read_dir(server.directory()).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
     server.kill_and_restart();
@@ -83,19 +78,13 @@ fn memory_mode_writes_no_file() {
 fn write_requesting_the_disk_survives_with_earlier_ones() {
     let settings = [("durability", "interval"), ("sync_interval", "1h")];
     let mut server = Server::restartable(&settings);
-    assert!(
-        server.stdout()[2].contains("--durability interval"),
-        "{:?}",
-        server.stdout()
-    );
+    assert_contains!(server.stdout()[2], "--durability interval");
     let mut store = begin(&server, "client");
     for n in 0..20 {
         set(&mut store, &format!("before {n}"), None);
     }
-    assert_eq!(
-        set(&mut store, "asked", Some("true")).as_deref(),
-        Some("disk")
-    );
+    let persisted = set(&mut store, "asked", Some("true"));
+    assert_eq!(persisted.as_deref(), Some("disk"));
     set(&mut store, "after", None);
     server.kill_and_restart();
     let mut store = server.store("other");

@@ -2,12 +2,14 @@
 //! the bytes of the answers.
 
 use statehouse_tests::{
-    Client, Connect, Hlc, Publish, Store,
-    store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC},
+    Client, Connect, Hlc, Publish, Store, assert_contains,
+    store::{NOTIFICATION_PREFIX, PREVIEW_TOPIC, REQUEST_TOPIC, notification_topic},
 };
 use statehouse_transcript::{self as transcript, Step};
 
 use crate::witness::Witness;
+
+const SYNTAX_ERROR: &[u8] = b"-ERR syntax error\r\n";
 
 /// Sends every malformed payload of the transcripts, and checks the data after each.
 #[test]
@@ -24,8 +26,7 @@ fn malformed_requests_change_nothing() {
             continue;
         };
         let request = attacker.request(words[0].bytes.clone());
-        let answer = attacker.call(&request);
-        assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
+        assert_eq!(attacker.call(&request).payload(), SYNTAX_ERROR);
         assert_eq!(witness.store.get("data"), Some(b"still there".to_vec()));
         tried += 1;
     }
@@ -42,11 +43,8 @@ fn truncated_or_altered_requests_are_refused() {
     let good = b"*5\r\n$3\r\nSET\r\n$6\r\nbroken\r\n$3\r\nval\r\n$2\r\nPX\r\n$1\r\n9\r\n";
     for at in 0..good.len() {
         let request = attacker.request(&good[..at]);
-        assert_eq!(
-            attacker.call(&request).payload(),
-            b"-ERR syntax error\r\n",
-            "cut at {at}"
-        );
+        let answer = attacker.call(&request);
+        assert_eq!(answer.payload(), SYNTAX_ERROR, "cut at {at}");
         for byte in [0, b'\r', b'\n', b'0', b'9', b'*', b'$', 0xFF] {
             let mut altered = good.to_vec();
             altered[at] = byte;
@@ -59,11 +57,8 @@ fn truncated_or_altered_requests_are_refused() {
                 17..23 | 29..32 => "+OK",
                 _ => "-ERR syntax error",
             };
-            assert_eq!(
-                answer.text(),
-                format!("{expected}\\r\\n"),
-                "byte {at} changed to {byte}"
-            );
+            let expected = format!("{expected}\\r\\n");
+            assert_eq!(answer.text(), expected, "byte {at} changed to {byte}");
         }
     }
     attacker.client.disconnect();
@@ -72,32 +67,28 @@ fn truncated_or_altered_requests_are_refused() {
 
 #[test]
 fn huge_payloads_and_hostile_patterns_are_refused() {
-    const SYNTAX_ERROR: &str = "-ERR syntax error\r\n";
     let mut witness = Witness::new();
     let mut attacker = witness.server.store("attacker");
     for byte in [b'*', b'$', b'\r', 0, 0xFF] {
         let request = attacker.request(vec![byte; 1 << 20]);
-        let answer = attacker.call(&request);
-        assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
+        assert_eq!(attacker.call(&request).payload(), SYNTAX_ERROR);
     }
     // A great number of arguments.
     let mut many = b"*100000\r\n".to_vec();
     many.extend(b"$1\r\nx\r\n".repeat(100_000));
     let request = attacker.request(many);
-    assert_eq!(
-        attacker.call(&request).payload(),
-        b"-ERR unknown command\r\n"
-    );
+    let answer = attacker.call(&request);
+    assert_eq!(answer.payload(), b"-ERR unknown command\r\n");
     // A pattern that takes a backtracking matcher exponential time, and patterns over the limits.
     attacker.set("a".repeat(200), "v");
     for (pattern, expected) in [
-        (format!("{}b", "a*".repeat(60)), "*1\r\n*0\r\n"),
+        (format!("{}b", "a*".repeat(60)), &b"*1\r\n*0\r\n"[..]),
         (format!("{}b", "a*".repeat(100)), SYNTAX_ERROR),
         ("[".repeat(60_000), SYNTAX_ERROR),
         ("*?".repeat(30_000), SYNTAX_ERROR),
     ] {
         let answer = attacker.ask(&["SCAN", &pattern]);
-        assert_eq!(answer.payload(), expected.as_bytes(), "{}", answer.text());
+        assert_eq!(answer.payload(), expected, "{}", answer.text());
     }
     attacker.client.disconnect();
     witness.unharmed();
@@ -193,18 +184,14 @@ fn unanswerable_requests_are_refused_and_not_executed() {
             let ack = attacker.client.publish(request.publish());
             if qos > 0 {
                 assert_eq!(ack.reason, 0x83, "without {what} at QoS {qos}");
-                assert!(
-                    ack.text().to_lowercase().contains(what),
-                    "{:?} does not name the {what}",
-                    ack.text()
-                );
+                assert_contains!(ack.text().to_lowercase(), what);
             }
         }
     }
     // At QoS 0, a request with both properties is refused in its answer.
     let mut request = attacker.command(&["SET", "data", "lost"]);
     request.qos = 0;
-    assert_eq!(attacker.call(&request).payload(), b"-ERR syntax error\r\n");
+    assert_eq!(attacker.call(&request).payload(), SYNTAX_ERROR);
     attacker.expect_nothing();
     attacker.client.disconnect();
     witness.unharmed();
@@ -251,7 +238,7 @@ fn forged_notification_does_not_reach_the_watcher() {
     let mut witness = Witness::new();
     witness.store.watch("data");
     let mut attacker = witness.attacker();
-    let topic = statehouse_tests::store::notification_topic("witness", b"data");
+    let topic = notification_topic("witness", b"data");
     assert_eq!(witness.store.client.subscribe(&topic, 1), 1);
     let payload = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
     let forged = Publish::new(&topic, payload);

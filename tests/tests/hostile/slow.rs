@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use statehouse_tests::{Connect, Heard};
+use statehouse_tests::{Client, Connect, Heard};
 
 use crate::witness::Witness;
 
@@ -77,11 +77,11 @@ fn silent_client_is_disconnected_at_its_keep_alive() {
     let mut connect = Connect::new("attacker");
     connect.keep_alive_s = 1;
     let began = Instant::now();
-    let mut attacker = statehouse_tests::Client::connect(witness.server.address(), &connect);
+    let mut attacker = Client::connect(witness.server.address(), &connect);
     attacker.expect_disconnect(0x8D);
     assert!(began.elapsed() >= Duration::from_millis(1400), "too early");
     // A client that pings stays connected.
-    let mut active = statehouse_tests::Client::connect(witness.server.address(), &connect);
+    let mut active = Client::connect(witness.server.address(), &connect);
     for _ in 0..8 {
         thread::sleep(Duration::from_millis(500));
         active.ping();

@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use statehouse_tests::{
-    Client, Connect, Publish,
+    Client, Connect, Heard, Publish,
+    client::PATIENCE,
     packet::{self, kind},
     property::sized,
 };
@@ -41,12 +42,12 @@ fn invalid_filters_are_refused() {
     ] {
         let mut attacker = witness.attacker();
         attacker.send(&packet::subscribe(1, &[], &[(filter, 0), ("good", 0)]));
-        match attacker.poll(statehouse_tests::client::PATIENCE) {
-            statehouse_tests::Heard::Packet(answer) if answer.kind() == packet::kind::SUBACK => {
+        match attacker.poll(PATIENCE) {
+            Heard::Packet(answer) if answer.kind() == kind::SUBACK => {
                 assert_eq!(answer.suback().1, [TOPIC_FILTER_INVALID, 0], "{filter}");
                 attacker.disconnect();
             }
-            statehouse_tests::Heard::Packet(answer) => {
+            Heard::Packet(answer) => {
                 let reason = answer.ack().reason;
                 assert!(
                     [TOPIC_FILTER_INVALID, MALFORMED, PROTOCOL_ERROR].contains(&reason),

@@ -33,10 +33,8 @@ fn policy_check_shows_the_policy_and_command_costs() {
     assert_eq!(command("GET")["answer"], "$1\\r\\n0\\r\\n");
     // A core module is also a policy.
     let it = json(&["policy", "check", policies::faulty(), "--json"], 0);
-    assert_eq!(
-        (&it["kind"], &it["name"]),
-        (&"module".into(), &"faulty".into())
-    );
+    assert_eq!(it["kind"], "module");
+    assert_eq!(it["name"], "faulty");
 }
 
 #[test]
@@ -111,14 +109,10 @@ fn policy_check_of_a_wrong_file_explains_and_advises() {
         assert!(it["error"].as_str().unwrap().contains(what), "{name}: {it}");
         assert!(it["advice"].to_string().contains(advice), "{name}: {it}");
         let text = run(&["policy", "check", path], b"").code(1).text();
-        assert!(
-            text.starts_with("refused  ") && text.contains(advice),
-            "{name}: {text}"
-        );
+        assert!(text.starts_with("refused  "), "{name}: {text}");
+        assert!(text.contains(advice), "{name}: {text}");
     }
-    run(&["policy", "check", "/no/such/file"], b"")
-        .code(2)
-        .says("/no/such/file");
+    run(&["policy", "check", "/no/such/file"], b"").fails(2, "/no/such/file");
 }
 
 /// Regression: these commands accepted the file, and only a load refused it.
@@ -135,11 +129,9 @@ fn policy_that_no_store_loads_fails_check_and_start() {
         let it = json(&["policy", "check", file, "--json"], 1);
         assert!(it["error"].as_str().unwrap().contains(why), "{it}");
         let serve = ["serve", "--check", "--policy", file];
-        run_in(directory.path(), &serve).code(2).says(why);
+        run_in(directory.path(), &serve).fails(2, why);
     }
-    run_in(directory.path(), &["policy", "new", "builtin"])
-        .code(2)
-        .says("is not `builtin`");
+    run_in(directory.path(), &["policy", "new", "builtin"]).fails(2, "is not `builtin`");
     assert!(!directory.path().join("builtin").exists());
 }
 
@@ -182,7 +174,7 @@ fn policy_bench_compares_a_policy_with_the_built_in_one() {
     ]);
     fs::write(transcript, "> GET k\nnonsense\n").unwrap();
     let bench = ["policy", "bench", "builtin", "--transcript", transcript];
-    run(&bench, b"").code(2).says("it.txt: line 2");
+    run(&bench, b"").fails(2, "it.txt: line 2");
     let it = json(&["policy", "bench", "builtin", "--json"], 0);
     let get = &it["rows"][0];
     assert_eq!(get["what"], "GET of 64 B");

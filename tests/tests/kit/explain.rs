@@ -102,7 +102,7 @@ fn explain_on_a_running_store_changes_nothing() {
     let server = Server::start();
     let mut store = server.store("writer");
     store.set("k", "before");
-    let data = server.directory().join("statehouse-data");
+    let data = server.data_directory();
     let data = data.to_str().unwrap();
     let ran = run(&["explain", "--data", data, "--", "DEL", "k"], b"");
     ran.code(0).prints(&[

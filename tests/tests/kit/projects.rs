@@ -242,15 +242,9 @@ fn build_tool_of_javascript_writes_into_the_project_only() {
 fn policy_new_or_build_failure_names_the_cause() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
-    run(&["policy", "new", "Not A Name", "--dir", path], b"")
-        .code(2)
-        .says("lower-case");
-    run(&["policy", "new", "a", "--lang", "cobol"], b"")
-        .code(2)
-        .says("rust");
-    run(&["policy", "build", path], b"")
-        .code(2)
-        .says("no project");
+    run(&["policy", "new", "Not A Name", "--dir", path], b"").fails(2, "lower-case");
+    run(&["policy", "new", "a", "--lang", "cobol"], b"").fails(2, "rust");
+    run(&["policy", "build", path], b"").fails(2, "no project");
     // The next steps and the error about a missing tool say how to install it.
     for (lang, says) in [
         ("js", "npm install"),
@@ -262,10 +256,8 @@ fn policy_new_or_build_failure_names_the_cause() {
         run(&new, b"").code(0).prints(&[says]);
         let mut build = command(&["policy", "build", project]);
         build.env("PATH", "/nowhere");
-        finish(build, b"").code(2).says(says);
+        finish(build, b"").fails(2, says);
     }
     fs::write(directory.path().join("mine"), "").unwrap();
-    run(&["policy", "new", "a", "--dir", path], b"")
-        .code(2)
-        .says("is there already");
+    run(&["policy", "new", "a", "--dir", path], b"").fails(2, "is there already");
 }

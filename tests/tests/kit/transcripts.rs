@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use statehouse_tests::{Server, policies, run};
+use statehouse_tests::{Ran, Server, policies, run};
+use tempfile::TempDir;
 
 /// A transcript that the built-in policy passes.
 const GOOD: &str = "\
@@ -20,34 +21,52 @@ display! setpoint *2\\r\\n$6\\r\\nNOTIFY\\r\\n$6\\r\\nDELETE\\r\\n __ts=$v2
 < $-1\\r\\n
 ";
 
-fn write(text: &str) -> (tempfile::TempDir, String) {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("it.txt");
-    fs::write(&path, text).unwrap();
-    let path = path.into_os_string().into_string().unwrap();
-    (directory, path)
+/// A file with a transcript.
+struct Transcript {
+    _directory: TempDir,
+    path: String,
+}
+
+impl Transcript {
+    fn new(text: &str) -> Transcript {
+        let directory = tempfile::tempdir().unwrap();
+        let path = format!("{}/it.txt", directory.path().display());
+        fs::write(&path, text).unwrap();
+        Transcript {
+            _directory: directory,
+            path,
+        }
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(&self.path).unwrap()
+    }
+
+    fn test(&self, policy: &str) -> Ran {
+        run(&["policy", "test", policy, &self.path], b"")
+    }
+
+    fn update(&self, policy: &str) -> Ran {
+        run(&["policy", "test", policy, &self.path, "--update"], b"")
+    }
 }
 
 #[test]
 fn passing_transcript_simulates_its_waits() {
-    let (_directory, path) = write(&GOOD.replace("wait 500ms", "wait 99999999999ms"));
+    let long = Transcript::new(&GOOD.replace("wait 500ms", "wait 99999999999ms"));
     let later = GOOD.replace("wait 500ms", "wait 499ms");
-    let (_other, early) = write(&later.replace(
-        "display! setpoint *2",
-        "quiet\nwait 1ms\ndisplay! setpoint *2",
-    ));
-    let ran = run(&["policy", "test", "builtin", &path, &early], b"").code(0);
-    assert_eq!(
-        ran.text(),
-        "2 transcripts, 6 requests: every line holds, no hidden state\n"
-    );
+    let event = "display! setpoint *2";
+    let early = Transcript::new(&later.replace(event, &format!("quiet\nwait 1ms\n{event}")));
+    let test = ["policy", "test", "builtin", &long.path, &early.path];
+    let summary = "2 transcripts, 6 requests: every line holds, no hidden state\n";
+    assert_eq!(run(&test, b"").code(0).text(), summary);
 }
 
 #[test]
 fn differing_line_is_shown_with_the_actual_answer() {
-    let (_directory, path) = write(&GOOD.replace("PX 500", "PX half").replace("$-1", "$1"));
-    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
-    ran.prints(&[
+    let it = Transcript::new(&GOOD.replace("PX 500", "PX half").replace("$-1", "$1"));
+    let path = &it.path;
+    it.test("builtin").code(1).prints(&[
         &format!(
             "{path}:6\n  the transcript says  < +OK\\r\\n __ts=$v1\n  the policy says      < \"-ERR syntax error\\r\\n\"\n"
         ),
@@ -57,7 +76,7 @@ fn differing_line_is_shown_with_the_actual_answer() {
             "{path}:12\n  the transcript says  < $1\\r\\n\n  the policy says      < $-1\\r\\n\n"
         ),
     ]);
-    let json = run(&["policy", "test", "builtin", &path, "--json"], b"").code(1);
+    let json = run(&["policy", "test", "builtin", path, "--json"], b"").code(1);
     let json = json.object();
     assert_eq!(json["different"][0]["line"], 6);
     assert_eq!(json["requests"], 3);
@@ -70,27 +89,23 @@ fn missing_lines_are_reported_and_written_by_update() {
         .filter(|line| !line.contains("< ") && !line.contains("! ") && !line.starts_with('?'))
         .map(|line| format!("{line}\n"))
         .collect();
-    let (_directory, path) = write(&bare);
-    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
-    ran.prints(&["which no line says"]);
-    assert_eq!(fs::read_to_string(&path).unwrap(), bare);
-    run(&["policy", "test", "builtin", &path, "--update"], b"").code(0);
-    let written = fs::read_to_string(&path).unwrap();
+    let it = Transcript::new(&bare);
+    it.test("builtin").code(1).prints(&["which no line says"]);
+    assert_eq!(it.text(), bare);
+    it.update("builtin").code(0);
     let expected: Vec<&str> = GOOD.lines().filter(|line| !line.starts_with('?')).collect();
-    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
-    run(&["policy", "test", "builtin", &path], b"").code(0);
+    assert_eq!(it.text().lines().collect::<Vec<_>>(), expected);
+    it.test("builtin").code(0);
 }
 
 /// `--update` can rewrite the line of an answer, but no comparison of versions.
 #[test]
 fn false_comparison_still_differs_after_an_update() {
-    let (_directory, path) = write("> SET k v\n> SET k w\n< +OK\\r\\n __ts=$v\n? $v > $v\n");
-    let update = ["policy", "test", "builtin", &path, "--update"];
-    let ran = run(&update, b"").code(1);
+    let it = Transcript::new("> SET k v\n> SET k w\n< +OK\\r\\n __ts=$v\n? $v > $v\n");
+    let text = it.update("builtin").code(1).text();
     let summary = "1 line written, 1 line differs, no hidden state\n";
-    assert!(ran.text().ends_with(summary), "{}", ran.text());
-    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
-    ran.prints(&["1 line differs"]);
+    assert!(text.ends_with(summary), "{text}");
+    it.test("builtin").code(1).prints(&["1 line differs"]);
 }
 
 /// Guards against a former bug: a transcript was read up to the limit, and `--update` wrote back
@@ -98,18 +113,15 @@ fn false_comparison_still_differs_after_an_update() {
 #[test]
 fn oversized_transcript_is_refused_and_left_unchanged() {
     let text = format!("> GET k\n{}", "# nothing\n".repeat((16 << 20) / 10));
-    let (_directory, path) = write(&text);
-    run(&["policy", "test", "builtin", &path, "--update"], b"")
-        .code(2)
-        .says("more than 16777216 bytes");
-    assert_eq!(fs::read_to_string(&path).unwrap().len(), text.len());
+    let it = Transcript::new(&text);
+    it.update("builtin").fails(2, "more than 16777216 bytes");
+    assert_eq!(it.text().len(), text.len());
 }
 
 #[test]
 fn closed_client_loses_only_its_own_notifications() {
     let other = "client a\nclient b\na> GET k\nclose b\na< $-1\\r\\n\n";
-    let (_directory, path) = write(other);
-    run(&["policy", "test", "builtin", &path], b"").code(0);
+    Transcript::new(other).test("builtin").code(0);
     // The client that took over the id is notified.
     let taken_over = "\
 client a one
@@ -122,12 +134,10 @@ z< +OK\\r\\n
 < +OK\\r\\n __ts=$v1
 z! k *4\\r\\n$6\\r\\nNOTIFY\\r\\n$3\\r\\nSET\\r\\n$5\\r\\nVALUE\\r\\n$1\\r\\nv\\r\\n __ts=$v1
 ";
-    let (_directory, path) = write(taken_over);
-    run(&["policy", "test", "builtin", &path], b"").code(0);
+    Transcript::new(taken_over).test("builtin").code(0);
     // A notification that was sent before a reconnect still needs its line.
     let again = taken_over.split("z! ").next().unwrap().to_owned() + "client z\n";
-    let (_directory, path) = write(&again);
-    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
+    let ran = Transcript::new(&again).test("builtin").code(1);
     ran.prints(&["which no line says"]);
 }
 
@@ -157,18 +167,14 @@ fn unreadable_transcript_is_refused_with_its_cause() {
             "line 1: \"@qos=3\": the QoS is 0, 1 or 2",
         ),
     ] {
-        let (_directory, path) = write(text);
-        run(&["policy", "test", "builtin", &path], b"")
-            .code(2)
-            .says(says);
+        Transcript::new(text).test("builtin").fails(2, says);
     }
     let ran = run(&["policy", "test", "builtin", "/no/such.txt"], b"");
-    ran.code(2).says("/no/such.txt");
+    ran.fails(2, "/no/such.txt");
     run(&["policy", "test", "builtin"], b"").code(2);
     // A line about an unknown client counts as a difference and does not end the run.
-    let (_directory, path) = write("other> GET k\nat 5\n? $a = $b\n> GET k -- __ts=$none\n");
-    let ran = run(&["policy", "test", "builtin", &path], b"").code(1);
-    ran.prints(&[
+    let it = Transcript::new("other> GET k\nat 5\n? $a = $b\n> GET k -- __ts=$none\n");
+    it.test("builtin").code(1).prints(&[
         "there is no client other",
         "never goes back",
         "$a has no value",
@@ -179,12 +185,12 @@ fn unreadable_transcript_is_refused_with_its_cause() {
 /// `COUNT` returns the number of requests that the policy's instance has answered.
 #[test]
 fn hidden_state_of_a_policy_is_found_with_its_request() {
-    let (_directory, path) =
-        write("> COUNT k\n< :1\\r\\n\n> COUNT k\n< :2\\r\\n\n> SET k fine\n< +OK\\r\\n\n");
-    let ran = run(&["policy", "test", policies::faulty(), &path], b"").code(1);
-    ran.prints(&[
+    let text = "> COUNT k\n< :1\\r\\n\n> COUNT k\n< :2\\r\\n\n> SET k fine\n< +OK\\r\\n\n";
+    let it = Transcript::new(text);
+    it.test(policies::faulty()).code(1).prints(&[
         &format!(
-            "{path}:3\n  hidden state         > COUNT k\n  it shows             a fresh instance answers :1\\r\\n\n"
+            "{}:3\n  hidden state         > COUNT k\n  it shows             a fresh instance answers :1\\r\\n\n",
+            it.path
         ),
         "every line holds, hidden state in 1 line",
     ]);
@@ -192,11 +198,12 @@ fn hidden_state_of_a_policy_is_found_with_its_request() {
 
 #[test]
 fn failure_of_a_policy_is_shown_with_its_cause() {
-    let (_directory, path) = write("> SET k panic\n< +OK\\r\\n\n> GET k\n< $-1\\r\\n\n");
-    let ran = run(&["policy", "test", policies::faulty(), &path], b"").code(1);
+    let it = Transcript::new("> SET k panic\n< +OK\\r\\n\n> GET k\n< $-1\\r\\n\n");
+    let ran = it.test(policies::faulty()).code(1);
     ran.prints(&[
         &format!(
-            "{path}:1\n  the policy fails at  > SET k panic\n  the cause is         tests/policies/faulty/src/lib.rs:"
+            "{}:1\n  the policy fails at  > SET k panic\n  the cause is         tests/policies/faulty/src/lib.rs:",
+            it.path
         ),
         // The failed request's staged writes were discarded, so the second answer matches.
         "1 line differs, the policy failed at 1 line",
@@ -210,12 +217,11 @@ fn failure_of_a_policy_is_shown_with_its_cause() {
 #[test]
 fn failure_at_an_expiry_is_shown_with_its_line() {
     let text = "> SET bad-notify fine\n< +OK\\r\\n\n> KEYNOTIFY bad-notify\n< +OK\\r\\n\nwait 1s\n";
-    let (_directory, path) = write(text);
-    let faulty = policies::faulty();
-    let ran = run(&["policy", "test", faulty, &path, "--update"], b"").code(1);
-    ran.prints(&[
+    let it = Transcript::new(text);
+    it.update(policies::faulty()).code(1).prints(&[
         &format!(
-            "{path}:5\n  the policy fails at  wait 1s\n  the cause is         tests/policies/faulty/src/lib.rs:"
+            "{}:5\n  the policy fails at  wait 1s\n  the cause is         tests/policies/faulty/src/lib.rs:",
+            it.path
         ),
         "the policy failed at 1 line",
     ]);
@@ -223,10 +229,10 @@ fn failure_at_an_expiry_is_shown_with_its_line() {
 
 #[test]
 fn logged_lines_are_shown_with_their_request() {
-    let (_directory, path) = write("> GET k\n< $-1\\r\\n\n> SET k say hello\n< +OK\\r\\n\n");
-    let ran = run(&["policy", "test", policies::faulty(), &path], b"").code(0);
-    let shown = format!("{path}:3\n  the policy logs      info: hello\n");
-    assert!(ran.text().starts_with(&shown), "{}", ran.text());
+    let it = Transcript::new("> GET k\n< $-1\\r\\n\n> SET k say hello\n< +OK\\r\\n\n");
+    let text = it.test(policies::faulty()).code(0).text();
+    let shown = format!("{}:3\n  the policy logs      info: hello\n", it.path);
+    assert!(text.starts_with(&shown), "{text}");
 }
 
 /// Regression: `--update` wrote `-ERR internal error` as the expected answer of a failed request,
@@ -238,14 +244,14 @@ fn failed_request_is_never_an_expected_answer() {
         "> SET k panic\n< +OK\\r\\n\n> GET k\n",
         "> SET k panic\n< \"-ERR internal error\\r\\n\"\n> GET k\n",
     ] {
-        let (_directory, path) = write(text);
+        let it = Transcript::new(text);
         let faulty = policies::faulty();
-        let ran = run(&["policy", "test", faulty, &path, "--update"], b"").code(1);
-        ran.prints(&["the policy failed at 1 line"]);
+        it.update(faulty)
+            .code(1)
+            .prints(&["the policy failed at 1 line"]);
         // The other lines are corrected.
-        let expected = format!("{text}< $-1\\r\\n\n");
-        assert_eq!(fs::read_to_string(&path).unwrap(), expected);
-        run(&["policy", "test", faulty, &path], b"").code(1);
+        assert_eq!(it.text(), format!("{text}< $-1\\r\\n\n"));
+        it.test(faulty).code(1);
     }
 }
 
@@ -253,21 +259,15 @@ fn failed_request_is_never_an_expected_answer() {
 /// another update shifted all later lines by one.
 #[test]
 fn line_is_about_the_first_request_that_did_not_fail() {
-    let (_directory, path) = write("> SET a fine\n> SET b panic\n> GET b\n> GET c\n");
-    let faulty = policies::faulty();
-    let update = |policy: &str| run(&["policy", "test", policy, &path, "--update"], b"");
-    let summary = |ran: &str, says: &str| {
-        let last = ran.lines().last().unwrap();
-        assert_eq!(
-            last,
-            format!("1 transcript, 4 requests: {says}no hidden state")
-        );
+    let it = Transcript::new("> SET a fine\n> SET b panic\n> GET b\n> GET c\n");
+    let update = |policy: &str, code, says: &str| {
+        let text = it.update(policy).code(code).text();
+        let expected = format!("1 transcript, 4 requests: {says}no hidden state");
+        assert_eq!(text.lines().last().unwrap(), expected);
     };
+    let faulty = policies::faulty();
     let failed = "every line holds, the policy failed at 1 line, ";
-    summary(
-        &update(faulty).code(1).text(),
-        &format!("3 lines written, {failed}"),
-    );
+    update(faulty, 1, &format!("3 lines written, {failed}"));
     let written = "\
 > SET a fine
 < +OK\\r\\n
@@ -278,14 +278,13 @@ fn line_is_about_the_first_request_that_did_not_fail() {
 < $-1\\r\\n
 ";
     for _ in 0..2 {
-        assert_eq!(fs::read_to_string(&path).unwrap(), written);
-        summary(&update(faulty).code(1).text(), failed);
+        assert_eq!(it.text(), written);
+        update(faulty, 1, failed);
     }
     // A repaired policy gets the missing line, and no other one changes its place.
-    let repaired = update("builtin").code(0).text();
-    summary(&repaired, "3 lines written, every line holds, ");
+    update("builtin", 0, "3 lines written, every line holds, ");
     let lines: Vec<_> = written.lines().collect();
-    let now = fs::read_to_string(&path).unwrap();
+    let now = it.text();
     let requests: Vec<_> = now.lines().filter(|it| it.starts_with('>')).collect();
     assert_eq!(requests, [lines[0], lines[2], lines[3], lines[5]]);
     assert!(now.ends_with("> GET c\n< $-1\\r\\n\n"), "{now}");
@@ -299,28 +298,25 @@ fn pipelined_requests_keep_their_lines_before_a_failure() {
     let text = |first: &str| {
         format!("> SET a fine\n> GET b\n< {first}\\r\\n\n< $-1\\r\\n\n> SET c panic\n")
     };
-    let (_directory, path) = write(&text("+OLD"));
-    let faulty = policies::faulty();
+    let it = Transcript::new(&text("+OLD"));
     for _ in 0..2 {
-        let ran = run(&["policy", "test", faulty, &path, "--update"], b"").code(1);
+        let ran = it.update(policies::faulty()).code(1);
         ran.prints(&["the policy failed at 1 line"]);
-        assert_eq!(fs::read_to_string(&path).unwrap(), text("+OK"));
+        assert_eq!(it.text(), text("+OK"));
     }
 }
 
 #[test]
 fn policy_may_notify_on_its_own_topics() {
-    let (_directory, path) = write("> KEYNOTIFY k\n< +OK\\r\\n\n> SET k fine\n");
+    let it = Transcript::new("> KEYNOTIFY k\n< +OK\\r\\n\n> SET k fine\n");
     let faulty = policies::faulty();
-    run(&["policy", "test", faulty, &path, "--update"], b"").code(0);
-    let written = fs::read_to_string(&path).unwrap();
-    assert!(
-        written.ends_with("< +OK\\r\\n\n! \"\" changed\\r\\n @topic=told/6D65/end __ts=$v1\n"),
-        "{written}"
-    );
-    run(&["policy", "test", faulty, &path], b"").code(0);
-    fs::write(&path, written.replace("6D65", "6D66")).unwrap();
-    run(&["policy", "test", faulty, &path], b"").code(1);
+    it.update(faulty).code(0);
+    let written = it.text();
+    let end = "< +OK\\r\\n\n! \"\" changed\\r\\n @topic=told/6D65/end __ts=$v1\n";
+    assert!(written.ends_with(end), "{written}");
+    it.test(faulty).code(0);
+    fs::write(&it.path, written.replace("6D65", "6D66")).unwrap();
+    it.test(faulty).code(1);
 }
 
 #[test]
@@ -336,17 +332,16 @@ fn transcript_with_a_snapshot_starts_with_its_table() {
     let server = Server::start();
     let mut store = server.store("writer");
     store.set("old", "value");
-    let data = server.directory().join("statehouse-data");
     let backup = server.directory().join("backup");
-    let (data, backup) = (data.to_str().unwrap(), backup.to_str().unwrap());
-    run(&["snapshot", backup, "--data", data], b"").code(0);
-    let (_directory, path) = write(
+    let backup = backup.to_str().unwrap();
+    run(&["snapshot", backup, "--data", &server.data()], b"").code(0);
+    let it = Transcript::new(
         "> GET old\n< $5\\r\\nvalue\\r\\n __ts=$v1\n> SET old new\n< +OK\\r\\n __ts=$v2\n? $v2 > $v1\n",
     );
-    let test = ["policy", "test", "builtin", &path];
-    let with_table = |table: &str| run(&[&test[..], &["--snapshot", table]].concat(), b"");
+    let test = ["policy", "test", "builtin", &it.path, "--snapshot"];
+    let with_table = |table: &str| run(&[&test[..], &[table]].concat(), b"");
     with_table(backup).code(0);
-    run(&test, b"").code(1);
-    with_table(&path).code(3).says("is damaged");
+    it.test("builtin").code(1);
+    with_table(&it.path).fails(3, "is damaged");
     assert_eq!(store.get("old"), Some(b"value".to_vec()));
 }

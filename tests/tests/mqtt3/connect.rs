@@ -130,9 +130,7 @@ fn connack_is_the_first_packet_and_unique(scene: &Scene<'_>) {
     let mut client = scene.resume("client");
     assert_eq!(client.subscribe(&topic, 1), 1);
     client.disconnect();
-    scene
-        .connect("publisher")
-        .publish(Publish::new(&topic, "x").qos(1));
+    scene.publish(&topic, "x");
     let mut client = scene.open();
     let subscribe = packet3::subscribe(7, &[(&scene.topic("b"), 2)]);
     client.send(&[&scene.lasting("client").bytes3()[..], &subscribe, &PINGREQ].concat());

@@ -60,8 +60,7 @@ fn messages_follow_the_order_of_their_publisher(scene: &Scene<'_>) {
 }
 
 fn redelivery_follows_the_order_of_the_first_delivery(scene: &Scene<'_>) {
-    let mut client = scene.resume("client");
-    client.acknowledges = false;
+    let mut client = scene.silent("client");
     assert_eq!(client.subscribe(&scene.topic("#"), 2), 2);
     let mut publisher = scene.connect("publisher");
     for n in 0..9 {
@@ -77,8 +76,7 @@ fn redelivery_follows_the_order_of_the_first_delivery(scene: &Scene<'_>) {
     sent.remove(4);
     client.abort();
     publisher.publish(Publish::new(&scene.topic("a"), "new").qos(1));
-    let mut client = scene.resume("client");
-    client.acknowledges = false;
+    let mut client = scene.silent("client");
     for publish in sent {
         let again = client.next_publish();
         let expected = Publish {

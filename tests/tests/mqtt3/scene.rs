@@ -11,7 +11,8 @@ use std::{
 };
 
 use statehouse_tests::{
-    Client, Client3, Connect, Mosquitto, Server, binary, mosquitto::PERSISTENT, server::own_address,
+    Client, Client3, Connect, Mosquitto, Publish, Server, binary, mosquitto::PERSISTENT,
+    server::own_address,
 };
 
 /// The certificate of the TLS listener, in the directory of the broker.
@@ -218,6 +219,20 @@ impl Scene<'_> {
     /// Connects with a session that outlives the connection, and resumes it.
     pub(crate) fn resume(&self, who: &str) -> Client3 {
         self.accept(&self.lasting(who))
+    }
+
+    /// Resumes a session. The client acknowledges no message.
+    pub(crate) fn silent(&self, who: &str) -> Client3 {
+        let mut client = self.resume(who);
+        client.acknowledges = false;
+        client
+    }
+
+    /// Publishes a message at QoS 1, over a connection of its own.
+    pub(crate) fn publish(&self, topic: &str, payload: &str) {
+        let mut publisher = self.connect("publisher");
+        publisher.publish(Publish::new(topic, payload).qos(1));
+        publisher.disconnect();
     }
 
     /// Connects a client of MQTT 5 with a clean session.

@@ -10,7 +10,7 @@ use std::{
 use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
 
 use statehouse_tests::{
-    Packet, Publish, Server,
+    Packet, Server,
     client::PATIENCE,
     command::finish,
     packet::{PINGREQ, kind},
@@ -70,9 +70,7 @@ fn packets_share_and_span_websocket_frames(scene: &Scene<'_>) {
     );
     socket.write_all(&frame(BINARY, &PINGREQ[1..])).unwrap();
     until(&mut socket, &mut bytes, kind::PINGRESP);
-    scene
-        .connect("publisher")
-        .publish(Publish::new(&topic, "x").qos(1));
+    scene.publish(&topic, "x");
     assert_eq!(
         until(&mut socket, &mut bytes, kind::PUBLISH)
             .publish3()
@@ -130,9 +128,7 @@ fn client_connects_over_websocket_in_tls(scene: &Scene<'_>) {
     assert_eq!(connack.connack3(), (false, 0));
     let suback = until(&mut socket, &mut bytes, kind::SUBACK);
     assert_eq!(suback.suback3(), (1, vec![1]));
-    scene
-        .connect("publisher")
-        .publish(Publish::new(&topic, "x").qos(1));
+    scene.publish(&topic, "x");
     let publish = until(&mut socket, &mut bytes, kind::PUBLISH);
     assert_eq!(publish.publish3().payload, b"x");
 }

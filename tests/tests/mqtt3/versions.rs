@@ -73,8 +73,7 @@ fn session_is_resumed_by_the_other_version(scene: &Scene<'_>) {
     let topic = scene.topic("a");
     let newer = Connect::resume(&scene.id("client"), 100);
     let mut publisher = scene.connect("publisher");
-    let mut old = scene.resume("client");
-    old.acknowledges = false;
+    let mut old = scene.silent("client");
     assert_eq!(old.subscribe(&topic, 2), 2);
     publisher.publish(Publish::new(&topic, "1").qos(1));
     let sent = old.next_publish();

@@ -153,13 +153,8 @@ fn watch_is_answered_before_its_first_notification() {
                 answers >= 2,
                 "a notification before the answer to KEYNOTIFY"
             );
-            let value = notifications.to_string();
-            assert!(
-                publish
-                    .payload
-                    .ends_with(format!("\r\n{value}\r\n").as_bytes()),
-                "{publish:?} is not {value}"
-            );
+            let end = format!("\r\n{notifications}\r\n");
+            assert!(publish.payload.ends_with(end.as_bytes()), "{publish:?}");
             notifications += 1;
         } else {
             answers += 1;

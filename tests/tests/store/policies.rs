@@ -10,11 +10,7 @@ fn policy_fault_affects_only_its_request() {
     // Otherwise the host would roll back to the built-in policy after the tenth fault.
     let arguments = ["--policy", faulty(), "--guard-failures", "0"];
     let mut server = Server::with("", &arguments);
-    assert!(
-        server.stdout()[1].starts_with("policy faulty 0.1.0 blake3:"),
-        "{:?}",
-        server.stdout()
-    );
+    server.wait_for_line("policy faulty 0.1.0 blake3:");
     let mut store = server.store("client");
     let mut other = server.store("other");
     assert_eq!(other.ask(&["SET", "kept", "fine"]).payload(), b"+OK\r\n");
@@ -42,16 +38,12 @@ fn policy_fault_affects_only_its_request() {
 fn failed_notification_refuses_a_write_but_no_expiry() {
     let server = Server::with("", &["--policy", faulty()]);
     let mut store = server.store("client");
-    assert_eq!(
-        store.ask(&["SET", "bad-notify", "fine"]).payload(),
-        b"+OK\r\n"
-    );
+    let answer = store.ask(&["SET", "bad-notify", "fine"]);
+    assert_eq!(answer.payload(), b"+OK\r\n");
     let mut watcher = server.store("watcher");
     watcher.watch("bad-notify");
-    assert_eq!(
-        store.ask(&["SET", "bad-notify", "fine"]).payload(),
-        b"-ERR internal error\r\n"
-    );
+    let answer = store.ask(&["SET", "bad-notify", "fine"]);
+    assert_eq!(answer.payload(), b"-ERR internal error\r\n");
     let expired = watcher.notification();
     assert_eq!(expired.payload, b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n");
     assert_eq!(store.get("bad-notify"), None);

@@ -75,16 +75,14 @@ fn ten_thousand_keys_and_a_hundred_clients_fit_64_mib() {
     // The compiler of this policy needs more than the limit. The kernel ends it, and not the store.
     fs::write(directory.join("bomb.wasm"), wasm::bomb(270_000)).unwrap();
     let refused = command::run_in(&directory, &["policy", "load", "bomb.wasm"]);
-    refused.code(4).says("the free memory of this machine");
+    refused.fails(4, "the free memory of this machine");
     assert_eq!(kills(&server), 1);
     assert_holds_all(&mut before);
 
     // A file that would not fit beside the store is refused before it is read.
     fs::write(directory.join("large.wasm"), vec![0; 40 << 20]).unwrap();
     let refused = command::run_in(&directory, &["policy", "load", "large.wasm"]);
-    refused
-        .code(4)
-        .says("larger than the limit of 16777216 bytes");
+    refused.fails(4, "larger than the limit of 16777216 bytes");
     assert_eq!(kills(&server), 1);
 
     server.kill_and_restart();

@@ -10,8 +10,8 @@ use std::{
 use opentelemetry_proto::tonic::trace::v1::Span;
 use rustls::{ServerConfig, pki_types::PrivatePkcs8KeyDer};
 use statehouse_tests::{
-    Admin, Answer, Client, Cluster, Connect, Mosquitto, Request, Server, Store, command::finish,
-    store::hex, wait::eventually, wait::until,
+    Answer, Client, Cluster, Connect, Mosquitto, Request, Server, Store, assert_contains,
+    command::finish, store::hex, wait::eventually, wait::until,
 };
 
 use crate::collector::{Collector, Received, SERVER, pairs, silent};
@@ -102,10 +102,8 @@ fn a_trace_context_yields_spans_and_reaches_the_watcher() {
     let [request] = &requests(&spans)[..] else {
         panic!("{spans:?}")
     };
-    assert_eq!(
-        (id(&request.trace_id), id(&request.parent_span_id)),
-        (TRACE.into(), PARENT.into())
-    );
+    assert_eq!(id(&request.trace_id), TRACE);
+    assert_eq!(id(&request.parent_span_id), PARENT);
     assert_eq!(named, format!("00-{TRACE}-{}-01", id(&request.span_id)));
     assert_eq!(request.name, "SET");
     let about = attributes(request);
@@ -240,7 +238,7 @@ fn a_collector_that_fails_delays_nothing_and_is_logged_once() {
         collector.answer(200);
         store.set("key", "v");
         server.wait_for_log("takes spans again");
-        let (_, page) = Admin::of(&server).ask("GET", "/metrics", b"");
+        let page = server.metrics_page();
         assert!(!page.contains("statehouse_trace_spans_total{result=\"refused\"} 0\n"));
     }
 }
@@ -254,10 +252,7 @@ fn spans_that_a_collector_rejects_are_logged_with_its_reason() {
     let server = Server::with("durability = \"interval\"\n", &arguments);
     server.store("writer").set("key", "v");
     let line = server.wait_for_log("it rejects them");
-    assert!(
-        line.contains("did not take 2 spans") && line.contains("over the\\nquota"),
-        "{line}"
-    );
+    assert_contains!(line, "did not take 2 spans", "over the\\nquota");
 }
 
 /// A collector over TLS, and its certificate as PEM.
@@ -335,11 +330,8 @@ fn traces_go_over_tls_and_the_command_line_names_its_span() {
     let names: Vec<&str> = spans.iter().map(|it| &*it.name).collect();
     assert_eq!(names, ["SET", "GET"]);
     assert!(spans.iter().all(|it| id(&it.parent_span_id) == PARENT));
-    assert!(
-        collector.received()[0]
-            .head
-            .starts_with("POST /otlp HTTP/1.1\r\n")
-    );
+    let head = collector.received().remove(0).head;
+    assert!(head.starts_with("POST /otlp HTTP/1.1\r\n"), "{head}");
 }
 
 #[test]

@@ -27,14 +27,6 @@ pub(crate) struct Authority {
     pub(crate) certificate: PathBuf,
 }
 
-/// The contents of a client certificate to issue.
-pub(crate) struct ClientCertificate<'a> {
-    pub(crate) name: &'a str,
-    /// The certificate expires at the beginning of this year.
-    pub(crate) until: i32,
-    pub(crate) serial: u64,
-}
-
 impl Authority {
     /// Creates an authority, and writes its certificate NAME.crt into the directory.
     pub(crate) fn new(directory: &Path, name: &str) -> Authority {
@@ -65,12 +57,17 @@ impl Authority {
     }
 
     /// Issues a certificate for a client.
-    pub(crate) fn client(&self, wanted: &ClientCertificate<'_>) -> Pair {
+    pub(crate) fn client(&self, name: &str, serial: u64) -> Pair {
+        self.client_until(name, serial, 2100)
+    }
+
+    /// Issues a certificate for a client, which expires at the beginning of this year.
+    pub(crate) fn client_until(&self, name: &str, serial: u64, year: i32) -> Pair {
         let mut params = CertificateParams::new([]).unwrap();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        params.serial_number = Some(SerialNumber::from(wanted.serial));
-        params.not_after = date_time_ymd(wanted.until, 1, 1);
-        self.issue(wanted.name, params)
+        params.serial_number = Some(SerialNumber::from(serial));
+        params.not_after = date_time_ymd(year, 1, 1);
+        self.issue(name, params)
     }
 
     fn issue(&self, name: &str, mut params: CertificateParams) -> Pair {

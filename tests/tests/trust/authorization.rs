@@ -295,12 +295,8 @@ fn bad_rules_file_is_refused_and_old_rules_remain() {
     ] {
         let bad = RulesFile::new(text);
         let arguments = ["serve", "--listen", "127.0.0.1:0", "--rules", bad.name()];
-        command::run_in(bad.path.parent().unwrap(), &arguments)
-            .code(2)
-            .says(says);
-        command::run(&["authz", "check", bad.name()], b"")
-            .code(2)
-            .says(says);
+        command::run_in(bad.path.parent().unwrap(), &arguments).fails(2, says);
+        command::run(&["authz", "check", bad.name()], b"").fails(2, says);
         let before = server.reloads("rules", "refused");
         good.change(&server, text);
         assert!(server.reloads("rules", "refused") > before);
@@ -312,9 +308,7 @@ fn bad_rules_file_is_refused_and_old_rules_remain() {
         "--rules",
         "/nonexistent/rules",
     ];
-    command::run(&missing, b"")
-        .code(2)
-        .says("cannot read /nonexistent/rules");
+    command::run(&missing, b"").fails(2, "cannot read /nonexistent/rules");
     fs::remove_file(&good.path).unwrap();
     let mut reader = server.store("reader");
     assert_eq!(reader.ask(&["SET", "shared/a", "v"]).text(), DENIED);
@@ -385,8 +379,7 @@ fn rules_with_attributes_are_checked_and_explained() {
         &["authz", "explain", "c", "GET", "--rules", rules.name()],
         b"",
     )
-    .code(2)
-    .says("name the key");
+    .fails(2, "name the key");
 }
 
 /// A watch of a prefix reports the keys that its client may read at the time of the change.

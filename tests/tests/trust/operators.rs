@@ -15,7 +15,9 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use statehouse_tests::{Mosquitto, Server, admin::Admin, client::PATIENCE, run, wait::until};
+use statehouse_tests::{
+    Mosquitto, Server, admin::Admin, assert_contains, client::PATIENCE, run, wait::until,
+};
 
 use plant::{PASSWORD, Plant, basic};
 
@@ -30,15 +32,14 @@ fn users_are_operators_behind_a_foreign_broker() {
     let history = ["history", "key", "--json"];
     let found = plant.run_as("reader", &history).code(0).text();
     assert!(found.contains("\"value\":\"value\""), "{found}");
-    plant.run_as("client", &history).code(4).says("has no role");
+    plant.run_as("client", &history).fails(4, "has no role");
     plant
         .server
         .wait_for_log("user=\"client\" peer=\"127.0.0.1:");
     let rollback = ["policy", "rollback"];
     plant
         .run_as("reader", &rollback)
-        .code(4)
-        .says("needs the role operate");
+        .fails(4, "needs the role operate");
     let (status, _) = plant.ask("GET", "/v1/usage", &basic("reader", "wrong"));
     assert_eq!(status, 401);
 }
@@ -80,7 +81,7 @@ const ENDPOINTS: [(&str, &str, &str); 31] = [
 
 #[test]
 fn roles_decide_what_users_do_over_tls() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     let mut watcher = plant.server.store("watcher");
     watcher.set("k", "v");
     let admin = Admin::of(&plant.server);
@@ -140,7 +141,7 @@ fn roles_decide_what_users_do_over_tls() {
 /// Otherwise a user who may only read could lock out all others.
 #[test]
 fn one_user_has_a_part_of_the_connections() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     let mut open: Vec<_> = (0..8).map(|_| plant.keep_open("reader")).collect();
     let (status, body) = plant.as_user("reader", "GET", "/v1/usage");
     assert!(status == 503 && body.contains("this user"), "{body}");
@@ -154,7 +155,7 @@ fn one_user_has_a_part_of_the_connections() {
 /// The log has room for ten lines of a kind in a second.
 #[test]
 fn flood_without_a_login_hides_no_refused_user() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     let (is_over, began) = (AtomicBool::new(false), Instant::now());
     thread::scope(|scope| {
         // The time limit ends it if the test fails.
@@ -181,7 +182,7 @@ fn flood_without_a_login_hides_no_refused_user() {
 /// Regression: their refused requests, with a body that never ends, took the places of operators.
 #[test]
 fn users_without_a_role_take_no_place_of_operators() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     let mut open = Vec::new();
     for _ in 0..9 {
         let (stream, status) =
@@ -193,7 +194,7 @@ fn users_without_a_role_take_no_place_of_operators() {
 
 #[test]
 fn only_credentials_are_admitted_over_tls() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     let status = |headers: &str| plant.ask("GET", "/v1/usage", headers).0;
     let right = basic("reader", PASSWORD);
     assert_eq!(status(&right), 200);
@@ -222,10 +223,7 @@ fn only_credentials_are_admitted_over_tls() {
     assert_eq!(status(&basic("nobody", PASSWORD)), 401);
     assert_eq!(plant.server.refused("authenticate"), refused + 2);
     let log = plant.server.wait_for_log("user=\"nobody\"");
-    assert!(
-        log.contains("statehouse::audit") && log.contains("127.0.0.1:"),
-        "{log}"
-    );
+    assert_contains!(log, "statehouse::audit", "127.0.0.1:");
 
     // The commands: a wrong password, no answer, another CA, and no TLS.
     let wrong = plant.file("wrong");
@@ -240,12 +238,12 @@ fn only_credentials_are_admitted_over_tls() {
         "--admin",
     ];
     let ran = plant.run(&[&usage[..], &[&url, "--ca", &ca]].concat());
-    ran.code(4).says("wrong user name or password");
+    ran.fails(4, "wrong user name or password");
     let stranger = plant.file("stranger.crt");
     let ran = plant.run(&[&usage[..], &[&url, "--ca", &stranger]].concat());
-    ran.code(3).says("--ca FILE");
+    ran.fails(3, "--ca FILE");
     let ran = plant.run(&[&usage[..], &["https://127.0.0.1:1", "--ca", &ca]].concat());
-    ran.code(3).says("connection refused");
+    ran.fails(3, "connection refused");
     let plain = format!("https://127.0.0.1:{}", plant.server.port());
     let ran = plant.run(&[&usage[..], &[&plain, "--ca", &ca]].concat());
     ran.code(3);
@@ -265,7 +263,7 @@ fn only_credentials_are_admitted_over_tls() {
 
 #[test]
 fn sessions_of_users_end_with_their_role() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     let log_in = |user: &str| {
         let (status, body) = plant.as_user(user, "POST", "/v1/session");
         assert_eq!(status, 200, "{body}");

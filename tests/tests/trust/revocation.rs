@@ -14,7 +14,7 @@ use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
 use statehouse_tests::{Background, Publish, admin::Admin, client::PATIENCE, run, tls::presenting};
 
 use crate::{
-    authority::{Authority, ClientCertificate},
+    authority::Authority,
     tls::{Encrypted, admin_address, text},
 };
 
@@ -51,21 +51,12 @@ impl Site {
     /// Starts a store with these further arguments.
     fn start(further: impl FnOnce(&Authority, &Authority) -> Vec<String>) -> Site {
         let mut created = None;
-        let store = Encrypted::start("mqtts", |directory, _| {
+        let store = Encrypted::start("mqtts", |directory| {
             let plant = Authority::new(directory, "plant");
             let office = Authority::new(directory, "office");
-            for (by, name, serial) in [
-                (&plant, "press", 7),
-                (&plant, "lathe", 8),
-                (&office, "desk", 7),
-            ] {
-                let until = 2100;
-                by.client(&ClientCertificate {
-                    name,
-                    until,
-                    serial,
-                });
-            }
+            plant.client("press", 7);
+            plant.client("lathe", 8);
+            office.client("desk", 7);
             let trusted = directory.join("trusted.crt");
             let both = [&plant, &office].map(|it| fs::read_to_string(&it.certificate).unwrap());
             fs::write(&trusted, both.concat()).unwrap();

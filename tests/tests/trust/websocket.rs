@@ -44,7 +44,7 @@ fn own_client_connects_over_websocket_with_and_without_tls() {
     let got = run(&["get", "key", "--url", &url], b"").code(0);
     assert_eq!(got.stdout, long.as_bytes());
 
-    let store = Encrypted::start("wss", |_, _| Vec::new());
+    let store = Encrypted::start("wss", |_| Vec::new());
     let url = format!("wss://{}/", store.address);
     let ca = text(&store.authority.certificate);
     run(&["set", "key", "value", "--url", &url, "--ca", &ca], b"").code(0);

@@ -1,114 +1,93 @@
 //! Tests which orders a store carries out.
 
 use serde_json::{Value as Json, json};
-use statehouse_tests::{Client, Publish, Server};
+use statehouse_tests::{Client, Publish, Server, assert_contains};
 
 use super::{
-    Fleet, TOPIC, chunks, ended, fleet, name, order, publish, secret, ship, ship_file, signed,
-    trusting,
+    TOPIC, chunks, ended, fleet, name, order, publish, secret, ship, ship_file, signed, trusting,
 };
 use crate::{OURS, answers, keygen, listing, policy, roles};
 
 #[test]
 fn signed_order_ships_and_promotes_a_policy() {
-    let Fleet {
-        server,
-        store,
-        key,
-        file,
-        ..
-    } = fleet();
+    let fleet = fleet();
+    let server = &fleet.server;
     let mut client = server.connect("fleet");
-    let order = signed(&order(&store, 7, "promote", &file), &key);
+    let order = fleet.order(7, "promote");
     assert_eq!(publish(&mut client, &order), (0, String::new()));
-    let all = chunks(&file);
-    assert!(all.len() > 2, "{} bytes have too few chunks", file.len());
+    let all = chunks(&fleet.file);
+    assert!(all.len() > 2, "{} chunks are too few", all.len());
     // Chunks arrive in reverse order, over two connections, and each of them twice, since QoS 1
     // delivers at least once.
     for chunk in all.iter().skip(1).rev() {
         ship(&mut client, chunk);
         ship(&mut client, chunk);
     }
-    assert!(!answers(&server, "tally"));
+    assert!(!answers(server, "tally"));
     let mut second = server.connect("second");
     ship(&mut second, &order);
     ship(&mut second, &all[0]);
-    let status = ended(&server, 7);
+    let status = ended(server, 7);
     assert_eq!(status["state"], "done", "{status}");
     assert_eq!(status["active"]["name"], OURS);
     assert_eq!(status["last_serial"], 7);
-    assert!(answers(&server, "tally"));
-    let list = policy(&server, &["list"]).code(0).text();
+    assert!(answers(server, "tally"));
+    let list = policy(server, &["list"]).code(0).text();
     for what in ["loaded", "assigned"] {
         let line = list.lines().find(|it| it.starts_with(what)).unwrap();
-        assert!(
-            line.contains(": order 7 of client fleet, signed by key "),
-            "{line}"
-        );
+        assert_contains!(line, ": order 7 of client fleet, signed by key ");
     }
     // Late duplicates are acknowledged and have no effect.
-    policy(&server, &["rollback"]).code(0);
+    policy(server, &["rollback"]).code(0);
     ship(&mut client, &order);
     ship(&mut client, &all[0]);
-    assert!(!answers(&server, "tally"));
+    assert!(!answers(server, "tally"));
 }
 
 #[test]
 fn old_order_is_refused_also_after_a_restart() {
-    let Fleet {
-        mut server,
-        store,
-        key,
-        file,
-        ..
-    } = fleet();
-    let first = signed(&order(&store, 7, "promote", &file), &key);
-    let back = signed(
-        &json!({ "serial": 8, "stores": [store], "action": "rollback" }),
-        &key,
-    );
-    let mut client = server.connect("fleet");
+    let mut fleet = fleet();
+    let [first, other] = ["promote", "load"].map(|action| fleet.order(7, action));
+    let back = json!({ "serial": 8, "stores": [fleet.store], "action": "rollback" });
+    let mut client = fleet.server.connect("fleet");
     ship(&mut client, &first);
-    ship_file(&mut client, &file);
-    assert_eq!(ended(&server, 7)["state"], "done");
-    ship(&mut client, &back);
-    assert_eq!(ended(&server, 8)["state"], "done");
-    assert!(!answers(&server, "tally"));
+    ship_file(&mut client, &fleet.file);
+    assert_eq!(ended(&fleet.server, 7)["state"], "done");
+    ship(&mut client, &fleet.sign(&back));
+    assert_eq!(ended(&fleet.server, 8)["state"], "done");
+    assert!(!answers(&fleet.server, "tally"));
     let refused = |client: &mut Client| {
-        for old in [&first, &signed(&order(&store, 7, "load", &file), &key)] {
+        for old in [&first, &other] {
             let (reason, text) = publish(client, old);
             assert_eq!(reason, 0x83, "{text}");
             assert!(text.contains("not newer than 8"), "{text}");
         }
     };
     refused(&mut client);
-    server.stop();
-    server.restart();
-    refused(&mut server.connect("fleet"));
-    assert!(!answers(&server, "tally"));
+    fleet.server.stop();
+    fleet.server.restart();
+    refused(&mut fleet.server.connect("fleet"));
+    assert!(!answers(&fleet.server, "tally"));
     // An order needs no chunks if its policy is loaded already.
-    let again = json!({ "serial": 9, "stores": [store], "action": "promote", "digest": blake3::hash(&file).to_hex().to_string() });
-    ship(&mut server.connect("fleet"), &signed(&again, &key));
-    assert_eq!(ended(&server, 9)["state"], "done");
-    assert!(answers(&server, "tally"));
+    let digest = blake3::hash(&fleet.file).to_hex().to_string();
+    let stores = [&fleet.store];
+    let again = json!({ "serial": 9, "stores": stores, "action": "promote", "digest": digest });
+    ship(&mut fleet.server.connect("fleet"), &fleet.sign(&again));
+    assert_eq!(ended(&fleet.server, 9)["state"], "done");
+    assert!(answers(&fleet.server, "tally"));
 }
 
 #[test]
 fn invalid_or_untrusted_order_is_refused() {
-    let Fleet {
-        server,
-        store,
-        directory,
-        key,
-        file,
-    } = fleet();
-    keygen(directory.path(), "other");
-    let other = secret(&directory.path().join("other.key"));
+    let fleet = fleet();
+    let (server, store, directory) = (&fleet.server, &fleet.store, fleet.directory.path());
+    keygen(directory, "other");
+    let other = secret(&directory.join("other.key"));
     let mut client = server.connect("fleet");
-    let good = order(&store, 7, "promote", &file);
-    let mut unsigned = signed(&good, &key);
+    let good = order(store, 7, "promote", &fleet.file);
+    let mut unsigned = fleet.sign(&good);
     unsigned.properties.clear();
-    let mut changed = signed(&good, &key);
+    let mut changed = fleet.sign(&good);
     changed.payload = good
         .to_string()
         .replace("\"serial\":7", "\"serial\":8")
@@ -126,7 +105,7 @@ fn invalid_or_untrusted_order_is_refused() {
         json!({ "serial": 7, "stores": [], "action": "rollback" }),
         json!({ "serial": 7, "action": "rollback" }),
     ] {
-        let (reason, text) = publish(&mut client, &signed(&order, &key));
+        let (reason, text) = publish(&mut client, &fleet.sign(&order));
         assert_eq!(reason, 0x99, "{order}: {text}");
     }
     let line = server.wait_for_log("the order names no store");
@@ -134,18 +113,17 @@ fn invalid_or_untrusted_order_is_refused() {
     let long = Publish::new(&format!("{TOPIC}/order"), vec![b' '; 200_000]).qos(1);
     assert_eq!(publish(&mut client, &long).0, 0x97);
     // No order announced these chunks.
-    assert_eq!(publish(&mut client, &chunks(&file)[0]).0, 0x83);
-    assert_eq!(roles(&server, OURS), None);
+    assert_eq!(publish(&mut client, &chunks(&fleet.file)[0]).0, 0x83);
+    assert_eq!(roles(server, OURS), None);
 }
 
 /// The store could not acknowledge the order, so it must not carry it out.
 #[test]
 fn order_at_qos_0_is_dropped_and_audited() {
-    let Fleet {
-        server, store, key, ..
-    } = fleet();
-    let order = json!({ "serial": 7, "stores": [store], "action": "shadow" });
-    let order = signed(&order, &key);
+    let fleet = fleet();
+    let server = &fleet.server;
+    let order = json!({ "serial": 7, "stores": [fleet.store], "action": "shadow" });
+    let order = fleet.sign(&order);
     let mut client = server.connect("fleet");
     client.start(order.clone().qos(0));
     let line = server.wait_for_log("an order must have QoS 1 or 2");
@@ -155,48 +133,37 @@ fn order_at_qos_0_is_dropped_and_audited() {
     assert_eq!(status["state"], "idle", "{status}");
     // The dropped order has not used up its serial.
     assert_eq!(publish(&mut client, &order), (0, String::new()));
-    assert_eq!(ended(&server, 7)["state"], "done");
+    assert_eq!(ended(server, 7)["state"], "done");
 }
 
 /// Both stores trust the key, so the signature alone does not say which one the order is for.
 #[test]
 fn captured_order_is_refused_by_another_store() {
-    let Fleet {
-        server,
-        store,
-        directory,
-        key,
-        file,
-    } = fleet();
-    let other = trusting(directory.path().join("trusted.pub").to_str().unwrap());
+    let fleet = fleet();
+    let key = fleet.directory.path().join("trusted.pub");
+    let other = trusting(key.to_str().unwrap());
     let other_name = name(&other);
-    assert_ne!(other_name, store);
-    let captured = signed(&order(&store, 7, "promote", &file), &key);
-    let mut fleet = server.connect("fleet");
-    ship(&mut fleet, &captured);
-    ship_file(&mut fleet, &file);
-    assert_eq!(ended(&server, 7)["state"], "done");
+    assert_ne!(other_name, fleet.store);
+    let captured = fleet.order(7, "promote");
+    let mut client = fleet.server.connect("fleet");
+    ship(&mut client, &captured);
+    ship_file(&mut client, &fleet.file);
+    assert_eq!(ended(&fleet.server, 7)["state"], "done");
 
     let before = listing(&other);
     let mut client = other.connect("fleet");
     let (reason, text) = publish(&mut client, &captured);
     assert_eq!(reason, 0x87, "{text}");
-    assert!(
-        text.contains("for other stores") && text.contains(&other_name),
-        "{text}"
-    );
+    assert_contains!(text, "for other stores", &other_name);
     let line = other.wait_for_log("the order is for other stores");
     assert!(line.contains("statehouse::audit"), "{line}");
     // The store has taken no order, so it takes no chunks.
-    assert_eq!(publish(&mut client, &chunks(&file)[0]).0, 0x83);
+    assert_eq!(publish(&mut client, &chunks(&fleet.file)[0]).0, 0x83);
     assert_eq!(listing(&other), before);
     // The refused order has not used up its serial. One order may name both stores.
-    let both = json!({
-        "serial": 7,
-        "stores": [store, other_name],
-        "action": "shadow",
-    });
-    let taken = publish(&mut client, &signed(&both, &key));
+    let stores = [&fleet.store, &other_name];
+    let both = json!({ "serial": 7, "stores": stores, "action": "shadow" });
+    let taken = publish(&mut client, &fleet.sign(&both));
     assert_eq!(taken, (0, String::new()));
     assert_eq!(ended(&other, 7)["state"], "done");
 }

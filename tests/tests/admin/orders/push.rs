@@ -17,102 +17,85 @@ fn push(directory: &Path, broker: &str, key: &str, more: &[&str]) -> Ran {
     run_in(directory, &[&all, more].concat())
 }
 
+impl Fleet {
+    /// Pushes to the store of the fleet.
+    fn push(&self, key: &str, more: &[&str]) -> Ran {
+        let broker = format!("mqtt://{}", self.server.address());
+        push(self.directory.path(), &broker, key, more)
+    }
+}
+
 #[test]
 fn push_without_a_store_says_how_to_find_its_name() {
-    let Fleet {
-        server,
-        store,
-        directory,
-        ..
-    } = fleet();
-    let broker = format!("mqtt://{}", server.address());
-    let rollback = |more: &[&str]| {
-        let all = [&["--rollback"], more].concat();
-        push(directory.path(), &broker, "trusted.key", &all)
-    };
+    let fleet = fleet();
+    let (server, store) = (&fleet.server, &fleet.store);
+    let rollback = |more: &[&str]| fleet.push("trusted.key", &[&["--rollback"], more].concat());
     let says = "`statehouse policy list` on the gateway shows the store's name";
-    rollback(&[]).code(2).says("--store").says(says);
-    rollback(&["--store", ""]).code(2).says("--store");
-    rollback(&["--store", "other"]).code(4).says(&store);
-    let list = policy(&server, &["list"]).code(0).text();
+    rollback(&[]).fails(2, "--store").says(says);
+    rollback(&["--store", ""]).fails(2, "--store");
+    rollback(&["--store", "other"]).fails(4, store);
+    let list = policy(server, &["list"]).code(0).text();
     assert!(list.contains(&format!("\nstore: {store}\n")), "{list}");
     server.wait_for_log(&format!("the name of this store is {store}"));
 }
 
 #[test]
 fn push_signs_ships_and_reports_errors() {
-    let Fleet {
-        server,
-        store,
-        directory,
-        file,
-        ..
-    } = fleet();
-    let here = directory.path();
-    let broker = format!("mqtt://{}", server.address());
-    let push_with = |key: &str, more: &[&str]| {
-        let all = [&["--store", &store], more].concat();
-        push(here, &broker, key, &all)
-    };
+    let fleet = fleet();
+    let (server, store) = (&fleet.server, &fleet.store);
+    let here = fleet.directory.path();
+    let push_with =
+        |key: &str, more: &[&str]| fleet.push(key, &[&["--store", store.as_str()], more].concat());
     let trusted = |more: &[&str]| push_with("trusted.key", more);
     // The command signs an unsigned file, which gives the same bytes as `policy sign`.
     let module = ours();
     let done = trusted(&[&module, "--promote", "--json"]).code(0);
     let status = done.object();
     assert_eq!(status["state"], "done");
-    assert_eq!(status["digest"], blake3::hash(&file).to_hex().to_string());
-    assert!(answers(&server, "tally"));
+    assert_eq!(
+        status["digest"],
+        blake3::hash(&fleet.file).to_hex().to_string()
+    );
+    assert!(answers(server, "tally"));
     let done = trusted(&["--rollback"]).code(0).text();
     assert!(done.contains("active is standard "), "{done}");
-    assert!(!answers(&server, "tally"));
-    trusted(&["--rollback", "--serial", "5"])
-        .code(4)
-        .says("not newer");
-    trusted(&["--rollback"])
-        .code(4)
-        .says("nothing to go back to");
+    assert!(!answers(server, "tally"));
+    trusted(&["--rollback", "--serial", "5"]).fails(4, "not newer");
+    trusted(&["--rollback"]).fails(4, "nothing to go back to");
     fs::write(here.join("rubbish.wasm"), b"\0asm\x01\0\0\0").unwrap();
-    trusted(&["rubbish.wasm"]).code(4).says("component");
+    trusted(&["rubbish.wasm"]).fails(4, "component");
     keygen(here, "other");
-    push_with("other.key", &[&module])
-        .code(4)
-        .says("not signed by a key");
+    push_with("other.key", &[&module]).fails(4, "not signed by a key");
     let nowhere = "127.0.0.1:1";
-    push(here, nowhere, "trusted.key", &["--store", &store, &module])
-        .code(3)
-        .says("127.0.0.1:1");
+    push(here, nowhere, "trusted.key", &["--store", store, &module]).fails(3, "127.0.0.1:1");
 }
 
 /// The connection breaks after the order and half of its file.
 #[test]
 fn push_continues_over_another_connection() {
-    let Fleet {
-        server,
-        store,
-        directory,
-        file,
-        ..
-    } = fleet();
+    let fleet = fleet();
+    let server = &fleet.server;
     let proxy = Proxy::start(server.address());
+    let half = fleet.file.len() / 2;
     let mut bytes = 0;
     proxy.script(move |seen| {
         if seen.way == Way::ToBroker {
             bytes += seen.packet.body.len();
         }
-        match seen.connection == 0 && bytes > file.len() / 2 {
+        match seen.connection == 0 && bytes > half {
             true => Fate::CutWithin,
             false => Fate::Pass,
         }
     });
     push(
-        directory.path(),
+        fleet.directory.path(),
         &proxy.url(),
         "trusted.key",
-        &["--store", &store, &ours(), "--promote"],
+        &["--store", &fleet.store, &ours(), "--promote"],
     )
     .code(0);
     assert_eq!(proxy.connections(), 2);
-    assert!(answers(&server, "tally"));
+    assert!(answers(server, "tally"));
 }
 
 /// Without the status the operator could not see the result of an order, so the command sends none.
@@ -130,7 +113,7 @@ async fn push_fails_if_it_may_not_subscribe_to_the_status() {
     client.greet(&Greeting::default()).await;
     client.answer_subscribe(&[0x87]).await;
     assert!(client.rest().await.is_empty(), "it sent more");
-    pushing.await.unwrap().code(4).says("not authorized");
+    pushing.await.unwrap().fails(4, "not authorized");
 }
 
 /// Regression: only a slow store was named, also if the broker ended each connection.
@@ -165,8 +148,7 @@ fn push_to_a_broker_without_a_store_exits_with_3() {
     keygen(directory.path(), "trusted");
     let rollback = ["--store", "any", "--rollback"];
     push(directory.path(), &broker.url(), "trusted.key", &rollback)
-        .code(3)
-        .says("no subscriber for orders");
+        .fails(3, "no subscriber for orders");
 }
 
 /// The chunks must fit the maximum packet size of the broker.

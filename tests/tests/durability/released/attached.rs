@@ -32,7 +32,7 @@ pub(super) fn make(directory: &Path) -> Value {
     }
     let version = asker.set("line/speed", "900");
     server.kill();
-    let data = server.directory().join("statehouse-data");
+    let data = server.data_directory();
     copy_all(&data, &directory.join("attached"));
     json!({ "exchanges": exchanges, "version": version.to_string() })
 }

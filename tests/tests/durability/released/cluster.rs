@@ -27,7 +27,7 @@ pub(super) fn make(directory: &Path) -> Value {
     let mut store = cluster.store(0, "writer");
     let version = greet(&mut store);
     store.set("farewell", "after the snapshot");
-    let data = cluster[0].directory().join("statehouse-data");
+    let data = cluster[0].data_directory();
     let copied = |ran: &Ran| ran.code == Some(0) && ran.text().contains("after the snapshot");
     until("the history", || {
         let history = ["history", "farewell", "--data", data.to_str().unwrap()];

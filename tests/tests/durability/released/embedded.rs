@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use statehouse_tests::{
     Client, Connect, Hlc, Ran, Server, Store, WallClock, binary,
     command::{add_user, command, finish},
+    files::of_kind,
     policies,
     wait::until,
 };
@@ -57,10 +58,7 @@ pub(super) fn make(directory: &Path) -> Value {
     let history = server.run(&["history", "greeting", "--json"]).code(0);
     let policies = roles(&server.run(&["policy", "list", "--json"]));
     kill_during_writes(&mut server, asker);
-    copy_all(
-        &server.directory().join("statehouse-data"),
-        &directory.join("embedded"),
-    );
+    copy_all(&server.data_directory(), &directory.join("embedded"));
     json!({ "exchanges": exchanges, "history": lines(&history), "policies": policies })
 }
 
@@ -97,10 +95,7 @@ fn fill_until_snapshot(server: &Server) {
         writer.set("large", fill.repeat(FILLING_BYTES));
     }
     until("a snapshot", || {
-        let data = fs::read_dir(server.directory().join("statehouse-data")).unwrap();
-        let names = data.map(|it| it.unwrap().file_name());
-        let mut names = names.filter_map(|it| it.into_string().ok());
-        names.any(|it| it.ends_with(".snapshot"))
+        !of_kind(&server.data_directory(), "snapshot").is_empty()
     });
 }
 

@@ -43,10 +43,8 @@ fn assert_handover(from: Language, to: Language) {
     second.ask(write(&second_token));
     let fenced = first.attempt(write(&first_token));
     assert_eq!(fenced["error"], "refused", "{fenced}");
-    assert_eq!(
-        second.ask(json!({"do": "release", "name": "nightly"})),
-        true
-    );
+    let released = second.ask(json!({"do": "release", "name": "nightly"}));
+    assert_eq!(released, true);
 }
 
 #[test]
@@ -95,10 +93,8 @@ fn lost_lock_is_not_reported_as_held() {
             holder.ask(json!({"do": "held", "name": "nightly"})) == false
         });
         assert!(stolen.elapsed() < 2 * LEASE, "{language:?}");
-        assert_eq!(
-            holder.ask(json!({"do": "release", "name": "nightly"})),
-            false
-        );
+        let released = holder.ask(json!({"do": "release", "name": "nightly"}));
+        assert_eq!(released, false);
         assert_eq!(server.store("thief").get("nightly").unwrap(), b"thief");
         server.store("thief").ask(&["DEL", "nightly"]);
     }

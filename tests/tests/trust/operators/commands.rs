@@ -51,7 +51,7 @@ fn every_command_refuses_a_wrong_password_in_words() {
     }
     // An address may guess wrong only 16 times.
     for commands in LOGGING_IN.chunks(11) {
-        let plant = Plant::start(&[]);
+        let plant = Plant::start();
         fs::write(plant.file("wrong"), "wrong").unwrap();
         fs::create_dir(plant.file("project")).unwrap();
         fs::write(plant.file("project/Cargo.toml"), "").unwrap();
@@ -59,7 +59,7 @@ fn every_command_refuses_a_wrong_password_in_words() {
         let login = ["--admin", &url, "--ca", &ca, "--user", "reader"];
         for command in commands {
             let all = [*command, &login, &["--password-file", "wrong"]].concat();
-            let ran = plant.run(&all).code(4).says("wrong user name or password");
+            let ran = plant.run(&all).fails(4, "wrong user name or password");
             assert!(ran.stdout.is_empty(), "{ran:?}");
         }
     }
@@ -68,7 +68,7 @@ fn every_command_refuses_a_wrong_password_in_words() {
 /// Regression: it demanded a login.
 #[test]
 fn ready_over_tls_needs_no_login() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     let (url, ca) = (plant.url(), plant.file("ca.crt"));
     let ready = ["ready", "--admin", &url, "--ca", &ca];
     plant.run(&ready).code(0);
@@ -77,7 +77,7 @@ fn ready_over_tls_needs_no_login() {
 /// Regression: `authz explain` had no --ca, which its errors and its help named.
 #[test]
 fn explain_logs_in_with_the_token_of_the_store() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     let (url, ca) = (plant.url(), plant.file("ca.crt"));
     let token = Admin::of(&plant.server).token().to_owned();
     let token = ("STATEHOUSE_ADMIN_TOKEN", &*token);
@@ -89,7 +89,7 @@ fn explain_logs_in_with_the_token_of_the_store() {
     };
     explain(&["--ca", &ca], &[token]).code(0);
     explain(&[], &[token, ("STATEHOUSE_CA", &ca)]).code(0);
-    explain(&["--ca", &ca], &[]).code(2).says("--context");
+    explain(&["--ca", &ca], &[]).fails(2, "--context");
     let help = plant.run(&["authz", "explain", "--help"]).code(0).text();
     assert!(!help.contains("--password-file"), "{help}");
 }
@@ -97,7 +97,7 @@ fn explain_logs_in_with_the_token_of_the_store() {
 /// Regression: the certificates were refused, since the URL of the store is unencrypted.
 #[test]
 fn certificates_may_be_for_the_admin_api_alone() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     plant.server.store("press-4").set("k", "v");
     let url = format!("mqtt://127.0.0.1:{}", plant.server.port());
     let meta = ["get", "k", "--meta", "--url", &url];
@@ -105,20 +105,21 @@ fn certificates_may_be_for_the_admin_api_alone() {
     assert!(found.contains("press-4"), "{found}");
     let mut get = command(&["get", "k", "--url", &url]);
     get.env("STATEHOUSE_CA", plant.file("ca.crt"));
-    finish(get, b"")
-        .code(2)
-        .says("STATEHOUSE_CA: certificates require an encrypted connection");
+    finish(get, b"").fails(
+        2,
+        "STATEHOUSE_CA: certificates require an encrypted connection",
+    );
 }
 
 #[test]
 fn commands_read_a_store_of_another_machine() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     let mut store = plant.server.store("press-4");
     let first = store.set("k", "one").to_string();
     store.set("k", "two\n");
     store.ask(&["DEL", "k"]);
     store.set("k", b"\xFF".repeat(5000));
-    let data = text(&plant.server.directory().join("statehouse-data"));
+    let data = text(&plant.server.data_directory());
     // What the store prints of its own directory.
     for arguments in [
         &["history", "k"][..],
@@ -157,7 +158,7 @@ fn commands_read_a_store_of_another_machine() {
     let history = plant.run(&["history", "k"]).code(0).text();
     assert!(history.contains("4 changes of k"), "{history}");
     let usage = plant.run(&["usage", "--context", "client"]);
-    usage.code(4).says("needs the role read");
+    usage.fails(4, "needs the role read");
     let listed = plant.run(&["policy", "list", "--json"]).code(0).text();
     let listed: Json = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["policies"].as_array().unwrap().len(), 1);
@@ -165,9 +166,9 @@ fn commands_read_a_store_of_another_machine() {
     // A policy from this machine.
     let ours = text(Path::new(&policies::marked("ship")));
     let load = ["policy", "load", &ours];
-    plant.run(&load).code(4).says("needs the role ship");
+    plant.run(&load).fails(4, "needs the role ship");
     let replay = ["replay", "--policy", &ours];
-    plant.run(&replay).code(4).says("needs the role ship");
+    plant.run(&replay).fails(4, "needs the role ship");
     let replayed = plant.run(&[&replay[..], &["--context", "shipper", "--json"]].concat());
     let here = plant.run(&[&replay[..], &["--data", &data, "--json"]].concat());
     assert_eq!((replayed.code, replayed.stdout), (here.code, here.stdout));

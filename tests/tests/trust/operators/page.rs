@@ -25,7 +25,7 @@ fn button(text: &str, is_enabled: bool) -> String {
 
 #[test]
 fn page_lets_users_do_what_their_role_allows() {
-    let plant = Plant::start(&[]);
+    let plant = Plant::start();
     plant.server.store("plc").set("valve", "open");
     let mut browser = Browser::show_untrusted(&format!("{}/#/keys/valve", plant.url()));
     log_in(&mut browser, "reader", "wrong horse");

@@ -31,7 +31,7 @@ pub(super) struct Plant {
 }
 
 impl Plant {
-    pub(super) fn start(further: &[&str]) -> Plant {
+    pub(super) fn start() -> Plant {
         Plant::serve(|settings| {
             let flags = settings
                 .iter()
@@ -40,7 +40,7 @@ impl Plant {
             let values = settings.iter().map(|(_, value)| *value);
             let own = flags.iter().map(String::as_str).zip(values);
             let own: Vec<_> = own.flat_map(|(name, value)| [name, value]).collect();
-            Server::with("", &[&own[..], &["--allow-anonymous"], further].concat())
+            Server::with("", &[&own[..], &["--allow-anonymous"]].concat())
         })
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use statehouse_tests::{
     Client, Connect, Ran, Server, binary, command,
-    command::{add_user, finish},
+    command::{add_user, finish, in_terminal},
     run,
 };
 use tempfile::TempDir;
@@ -103,28 +103,21 @@ fn user_command_maintains_the_users_file() {
     file.user(&["role", "anna", "none"], "").code(0);
     assert_eq!(file.user(&["list"], "").code(0).text(), "anna\nbert\n");
     file.user(&["role", "carl", "read"], "")
-        .code(1)
-        .says("no user carl");
-    file.user(&["role", "anna", "root"], "")
-        .code(2)
-        .says("no role");
+        .fails(1, "no user carl");
+    file.user(&["role", "anna", "root"], "").fails(2, "no role");
     file.user(&["remove", "anna"], "").code(0);
-    file.user(&["remove", "anna"], "")
-        .code(1)
-        .says("no user anna");
+    file.user(&["remove", "anna"], "").fails(1, "no user anna");
     assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
 
-    file.add("", "secret").code(2).says("a user name has");
-    file.add("a:b", "secret").code(2).says("a user name has");
-    file.add("carl", "").code(2).says("the password is empty");
+    file.add("", "secret").fails(2, "a user name has");
+    file.add("a:b", "secret").fails(2, "a user name has");
+    file.add("carl", "").fails(2, "the password is empty");
     file.add("carl", "\nsecret")
-        .code(2)
-        .says("the password is empty");
+        .fails(2, "the password is empty");
     let long = "x".repeat(2000);
-    file.add("carl", &long).code(2).says("at most 1024 bytes");
+    file.add("carl", &long).fails(2, "at most 1024 bytes");
     file.user(&["add", "carl"], "secret")
-        .code(2)
-        .says("--password-stdin");
+        .fails(2, "--password-stdin");
     assert_eq!(file.user(&["list"], "").code(0).text(), "bert\n");
 }
 
@@ -133,7 +126,7 @@ fn user_command_maintains_the_users_file() {
 #[test]
 fn new_user_with_a_slash_is_refused_and_an_old_one_stays() {
     let file = UsersFile::new(&[("press", "secret")]);
-    file.add("press/4", "secret").code(2).says("has no `/`");
+    file.add("press/4", "secret").fails(2, "has no `/`");
     assert_eq!(file.user(&["list"], "").code(0).text(), "press\n");
     // An earlier version took such names.
     let text = fs::read_to_string(file.path()).unwrap();
@@ -197,17 +190,8 @@ fn users_that_are_added_at_the_same_time_are_all_added() {
 #[test]
 fn user_removed_during_a_password_prompt_stays_removed() {
     let file = UsersFile::new(&[("anna", "secret")]);
-    let program = command(&[]).get_program().to_owned();
-    let line = format!(
-        "{} user add bert --users {}",
-        program.display(),
-        file.path().display()
-    );
-    let mut add = Command::new("timeout")
-        .args(["60", "script", "--quiet", "--return"])
-        .args(["--command", &line, "/dev/null"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
+    let users = file.path();
+    let mut add = in_terminal(&format!("user add bert --users {}", users.display()))
         .spawn()
         .expect("script of util-linux runs");
     let (mut terminal, mut keys) = (add.stdout.take().unwrap(), add.stdin.take().unwrap());
@@ -252,7 +236,7 @@ fn bad_users_file_prevents_the_start_with_advice() {
         "--users",
         "users",
     ];
-    run(&behind, b"").code(2).says("configure them there");
+    run(&behind, b"").fails(2, "configure them there");
 }
 
 /// Runs a shell script on a terminal, and types Ctrl-C at the prompt for a password if `types`.

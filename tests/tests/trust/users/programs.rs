@@ -108,11 +108,11 @@ fn every_command_refuses_a_wrong_password_in_words() {
     }
     let port = server.port().to_string();
     let get = || command(&["get", "k", "--port", &port]);
-    finish(get(), b"").code(4).says("not authorized");
+    finish(get(), b"").fails(4, "not authorized");
     let mut right = get();
     right.args(["--user", "anna"]);
     right.env("STATEHOUSE_PASSWORD", "secret");
-    finish(right, b"").code(1).says("k does not exist");
+    finish(right, b"").fails(1, "k does not exist");
     // The store does not check further passwords from this address for a while.
     let mut attempts = (0..17).map(|_| {
         let mut get = get();
