@@ -23,16 +23,15 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{Client, Running, Server, resp};
+use common::{Client, Running, Server, resp, run_clients};
 use rumqttc::NetworkOptions;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{ConnectProperties, Packet, Publish, PublishProperties};
 use rumqttc::v5::{AsyncClient, Event, MqttOptions};
-use servers::{Process, mosquitto};
+use servers::{Figures, Process, mosquitto};
 use statehouse_core::request::REQUEST_TOPIC;
 use tokio::sync::mpsc;
 
@@ -57,23 +56,12 @@ enum Target {
     Embedded,
 }
 
-const TARGETS: [Target; 4] = [
-    Target::Echo,
-    Target::Memory,
-    Target::Durable,
-    Target::Embedded,
+const TARGETS: [(&str, Target); 4] = [
+    ("echo", Target::Echo),
+    ("memory", Target::Memory),
+    ("durable", Target::Durable),
+    ("embedded", Target::Embedded),
 ];
-
-impl Target {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Echo => "echo",
-            Self::Memory => "memory",
-            Self::Durable => "durable",
-            Self::Embedded => "embedded",
-        }
-    }
-}
 
 fn main() {
     let (mut rounds, mut seconds) = (5, 3.0);
@@ -106,11 +94,10 @@ fn main() {
         println!("| clients | in flight | | requests/s | p50 us | p99 us | ratio to echo |");
         println!("|---|---|---|---|---|---|---|");
         for (clients, in_flight) in LOADS {
-            compare(&broker, directory.path(), rounds, |address| {
-                load(address, clients, in_flight, round)
-            })
-            .into_iter()
-            .for_each(|row| println!("| {clients} | {in_flight} {row}"));
+            let load = |address: &str| load(address, clients, in_flight, round);
+            for row in compare(&broker, directory.path(), rounds, load) {
+                println!("| {clients} | {in_flight} {row}");
+            }
         }
     }
 }
@@ -124,7 +111,7 @@ fn compare(
 ) -> Vec<String> {
     let mut figures: [Vec<Figures>; 4] = Default::default();
     for _ in 0..rounds {
-        for (target, figures) in TARGETS.into_iter().zip(&mut figures) {
+        for ((_, target), figures) in TARGETS.into_iter().zip(&mut figures) {
             let place = directory.join("place");
             std::fs::create_dir(&place).expect("a new directory");
             figures.push(measure(target, broker, &place, &load));
@@ -132,28 +119,22 @@ fn compare(
         }
     }
     let echoed = figures[0].clone();
-    let rows = TARGETS.into_iter().zip(figures).map(|(target, figures)| {
-        let ratios = figures.iter().zip(&echoed);
-        let ratios = ratios.map(|(it, echo)| it.per_second / echo.per_second);
-        let of = |figure: fn(&Figures) -> f64| median(figures.iter().map(figure).collect());
-        format!(
-            "| {} | {:.0} | {:.0} | {:.0} | {:.2} |",
-            target.name(),
-            of(|it| it.per_second),
-            of(|it| it.p50_us),
-            of(|it| it.p99_us),
-            median(ratios.collect())
-        )
-    });
+    let rows = TARGETS
+        .into_iter()
+        .zip(figures)
+        .map(|((name, _), figures)| {
+            let ratios = figures.iter().zip(&echoed);
+            let ratios = ratios.map(|(it, echo)| it.per_second / echo.per_second);
+            let of = |figure: fn(&Figures) -> f64| median(figures.iter().map(figure).collect());
+            format!(
+                "| {name} | {:.0} | {:.0} | {:.0} | {:.2} |",
+                of(|it| it.per_second),
+                of(|it| it.p50_us),
+                of(|it| it.p99_us),
+                median(ratios.collect())
+            )
+        });
     rows.collect()
-}
-
-/// One target's figures of one round.
-#[derive(Clone, Copy)]
-struct Figures {
-    per_second: f64,
-    p50_us: f64,
-    p99_us: f64,
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -187,10 +168,10 @@ fn measure(
         Target::Echo => (Some(echo()), None),
         Target::Memory => (Some(attached("memory")), None),
         Target::Durable => (Some(attached("always")), None),
-        Target::Embedded => (
-            None,
-            Some(Server::start(place, &["--durability", "memory"])),
-        ),
+        Target::Embedded => {
+            let server = Server::start(place, &["--durability", "memory"]);
+            (None, Some(server))
+        }
     };
     let broker = broker.address.to_string();
     let figures = load(server.as_ref().map_or(&broker, |it| &it.address));
@@ -202,44 +183,19 @@ fn measure(
     figures
 }
 
-/// Runs this many clients with `in_flight` requests each. The warm-up does not count.
+/// Runs this many clients with `in_flight` requests each.
 fn load(address: &str, clients: usize, in_flight: usize, round: Duration) -> Figures {
-    let (counts, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut elapsed = Duration::ZERO;
-    let mut micros: Vec<u128> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..clients)
-            .map(|id| {
-                let (counts, over) = (&counts, &over);
-                let mut client = Client::connect(address, &format!("client{id}"));
-                let set = resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]]);
-                scope.spawn(move || {
-                    let mut micros = Vec::new();
-                    while !over.load(Ordering::Relaxed) {
-                        let counted = counts.load(Ordering::Relaxed);
-                        let begun = Instant::now();
-                        client.round_trips(std::iter::repeat_n(&set[..], in_flight));
-                        if counted {
-                            micros.push(begun.elapsed().as_micros());
-                        }
-                    }
-                    micros
-                })
-            })
-            .collect();
-        thread::sleep(WARM_UP);
-        counts.store(true, Ordering::Relaxed);
-        let start = Instant::now();
-        thread::sleep(round);
-        over.store(true, Ordering::Relaxed);
-        elapsed = start.elapsed();
-        let micros = threads.into_iter();
-        micros.flat_map(|it| it.join().expect("a client")).collect()
-    });
-    micros.sort_unstable();
+    let client = |id: usize| {
+        let mut client = Client::connect(address, &format!("client{id}"));
+        let set = resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]]);
+        move || client.round_trips(std::iter::repeat_n(&set[..], in_flight))
+    };
+    let (micros, took) = run_clients(clients, client, WARM_UP, || thread::sleep(round));
     Figures {
-        per_second: (micros.len() * in_flight) as f64 / elapsed.as_secs_f64(),
-        p50_us: micros[micros.len() / 2] as f64,
-        p99_us: micros[micros.len() * 99 / 100] as f64,
+        per_second: (micros.len() * in_flight) as f64 / took.as_secs_f64(),
+        p50_us: micros[micros.len() / 2],
+        p99_us: micros[micros.len() * 99 / 100],
+        cpu_us: None,
     }
 }
 

@@ -99,34 +99,17 @@ impl Bench {
     }
 
     fn table(&self) {
-        let other = Digest::from(self.other.digest);
-        let canary = |rule| {
-            let policy = other;
-            self.plain
-                .canary(Some(Canary { policy, rule }))
-                .expect("loaded")
-        };
-        let shadow = |per_mille| {
-            let policy = other;
-            self.plain
-                .shadow(Some(Shadow { policy, per_mille }))
-                .expect("loaded")
-        };
-        let route = self
-            .plain
-            .route(b"elsewhere/", Some(other))
-            .expect("loaded");
+        let (plain, policy) = (&self.plain, Digest::from(self.other.digest));
+        let route = plain.route(b"elsewhere/", Some(policy));
+        let canary = |rule| plain.canary(Some(Canary { policy, rule }));
+        let of_clients = canary(CanaryRule::Percent(10));
+        let of_keys = canary(CanaryRule::Keys("elsewhere/*".into()));
+        let shadow = |per_mille| plain.shadow(Some(Shadow { policy, per_mille }));
         let kinds = [
-            ("one policy", self.plain.clone()),
+            ("one policy", Ok(plain.clone())),
             ("a route for other keys", route),
-            (
-                "a canary of 10 % of clients",
-                canary(CanaryRule::Percent(10)),
-            ),
-            (
-                "a canary of other keys",
-                canary(CanaryRule::Keys("elsewhere/*".into())),
-            ),
+            ("a canary of 10 % of clients", of_clients),
+            ("a canary of other keys", of_keys),
             ("a shadow of 1 % of requests", shadow(10)),
             ("a shadow of all requests", shadow(1000)),
         ];
@@ -136,6 +119,7 @@ impl Bench {
             "", "GET 64 B", "SET 64 B"
         );
         for (name, assignment) in kinds {
+            let assignment = assignment.expect("the policy is loaded");
             let get = self.steps(&assignment, None, &[b"GET", b"key"]);
             let set = self.steps(&assignment, None, &[b"SET", b"key", &value]);
             println!("{name:<32}{get:>10.2}{set:>10.2}");

@@ -9,6 +9,7 @@
 //! for each client with one request at a time. No request waits for the disk (`--durability
 //! interval`), which would hide these costs.
 
+use std::fmt::Debug;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -67,31 +68,26 @@ fn swaps(server: &Server, admin: &Admin, twin: &str) {
     });
     let listing = admin.done("GET", "/v1/policies", b"");
     let swaps = listing["swaps"].as_array().expect("a list");
-    let mut gaps: Vec<u64> = swaps
-        .iter()
-        .filter_map(|it| it["gap_us"].as_u64())
-        .collect();
+    let gaps = swaps.iter().filter_map(|it| it["gap_us"].as_u64());
+    let gaps: Vec<u64> = gaps.collect();
     println!("gaps of {} swaps in us: {gaps:?}", gaps.len());
-    gaps.sort_unstable();
-    rollbacks.sort_unstable();
     println!(
         "| {SWAPS} swaps at {rate:.0} requests/s of {CLIENTS} clients | median | 90 % | worst |"
     );
     println!("|---|---|---|---|");
-    let of = |share: usize| gaps[(gaps.len() - 1) * share / 100];
-    println!(
-        "| between the last request of one policy and the first of the next, us | {} | {} | {} |",
-        of(50),
-        of(90),
-        of(100)
+    print_row(
+        "between the last request of one policy and the first of the next, us",
+        gaps,
     );
-    let of = |share: usize| rollbacks[(rollbacks.len() - 1) * share / 100];
-    println!(
-        "| a rollback, asked and answered over HTTP | {:?} | {:?} | {:?} |",
-        of(50),
-        of(90),
-        of(100)
-    );
+    print_row("a rollback, asked and answered over HTTP", rollbacks);
+}
+
+/// Prints the median, the ninth decile and the maximum.
+fn print_row<T: Copy + Ord + Debug>(what: &str, mut all: Vec<T>) {
+    all.sort_unstable();
+    let of = |share: usize| all[(all.len() - 1) * share / 100];
+    let (half, most, worst) = (of(50), of(90), of(100));
+    println!("| {what} | {half:?} | {most:?} | {worst:?} |");
 }
 
 /// Compares requests per second without a candidate, with one that gets a tenth of the requests,
@@ -163,8 +159,8 @@ struct Admin {
 
 impl Admin {
     fn of(data: &Path) -> Self {
-        let found =
-            std::fs::read(data.join("admin")).expect("a running store writes its admin file");
+        let found = std::fs::read(data.join("admin"));
+        let found = found.expect("a running store writes its admin file");
         let found: Value = serde_json::from_slice(&found).expect("JSON");
         let text = |name: &str| found[name].as_str().expect("a text").to_owned();
         Self {
@@ -182,15 +178,12 @@ impl Admin {
             self.token,
             body.len()
         );
-        stream
-            .write_all(&[head.as_bytes(), body].concat())
-            .expect("it reads");
+        let request = [head.as_bytes(), body].concat();
+        stream.write_all(&request).expect("it reads");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it answers");
-        assert!(
-            answer.starts_with("HTTP/1.1 200 "),
-            "{method} {path}: {answer}"
-        );
+        let is_done = answer.starts_with("HTTP/1.1 200 ");
+        assert!(is_done, "{method} {path}: {answer}");
         let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
         serde_json::from_str(body).expect("JSON")
     }

@@ -87,16 +87,10 @@ impl Bench {
             delivery: Delivery::new(peer, (turn % 60_000 + 1) as u16, false),
             ..Incoming::new(peer, payload, &self.properties)
         };
-        let effects = self
-            .core
-            .handle(Input::Publish(&incoming), self.now)
-            .effects;
+        let decision = self.core.handle(Input::Publish(&incoming), self.now);
+        let effects = decision.effects;
         assert_eq!(effects.failures, 0);
-        let notified = effects
-            .notifications
-            .iter()
-            .map(|notice| notice.to.len())
-            .sum();
+        let notified = effects.notifications.iter().map(|it| it.to.len()).sum();
         black_box(effects);
         notified
     }
@@ -285,10 +279,8 @@ fn nested_prefixes(policy: &Arc<Policy<Transaction>>) {
         }
         let set = command(&[b"SET", &key, b"v"]);
         assert_eq!(bench.ask(None, &set), usize::from(prefixes > 0));
-        println!(
-            "| {prefixes} | {:.0} |",
-            bench.steps(1, 400, |_| set.clone())
-        );
+        let took = bench.steps(1, 400, |_| set.clone());
+        println!("| {prefixes} | {took:.0} |");
     }
 }
 
@@ -306,11 +298,8 @@ fn watchers(policy: &Arc<Policy<Transaction>>) {
         assert_eq!(bench.ask(None, &set), watchers);
         let batch = (BATCH * 10 / (watchers + 10)).max(20);
         let took = bench.steps(1, batch, |_| set.clone());
-        let more = took - *alone.get_or_insert(took);
-        println!(
-            "| {watchers} | {took:.0} | {:.0} |",
-            more / watchers.max(1) as f64
-        );
+        let more = (took - *alone.get_or_insert(took)) / watchers.max(1) as f64;
+        println!("| {watchers} | {took:.0} | {more:.0} |");
     }
 }
 

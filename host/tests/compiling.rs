@@ -10,6 +10,7 @@ use std::time::Duration;
 use statehouse::STANDARD_POLICY;
 use statehouse_config::limits;
 use statehouse_precompiled::{CompileBounds, CompileError, Compiler};
+use statehouse_tests::assert_contains;
 use wasm::bomb;
 
 /// Compiles a file with the binary of this package.
@@ -51,28 +52,25 @@ fn compilation_ends_at_each_of_its_bounds() {
         code_bytes_max: 1000,
         ..all
     };
-    for (bounds, file, what) in [
-        (memory, &bomb(CALLS)[..], "bytes of memory"),
-        (wall, &bomb(CALLS), "200ms"),
-        (code, STANDARD_POLICY, "1000 bytes of machine code"),
-    ] {
-        let error = compile(bounds, file).unwrap_err();
-        assert!(
-            matches!(error, CompileError::Exceeded(_)),
-            "{what}: {error}"
-        );
-        assert!(error.to_string().contains(what), "{error}");
-    }
+    check_exceeded(memory, &bomb(CALLS), "bytes of memory");
+    check_exceeded(wall, &bomb(CALLS), "200ms");
+    check_exceeded(code, STANDARD_POLICY, "1000 bytes of machine code");
+}
+
+/// Checks that a file exceeds this bound.
+fn check_exceeded(bounds: CompileBounds, file: &[u8], what: &str) {
+    let error = compile(bounds, file).unwrap_err();
+    assert!(
+        matches!(error, CompileError::Exceeded(_)),
+        "{what}: {error}"
+    );
+    assert_contains!(error.to_string(), what);
 }
 
 /// With the bounds of a real store, the bomb must fail.
 #[test]
 fn half_a_megabyte_of_calls_exceeds_the_memory_bound() {
-    let error = compile(limits::COMPILE, &bomb(CALLS)).unwrap_err();
-    let CompileError::Exceeded(what) = error else {
-        panic!("{error}");
-    };
-    assert!(what.contains("bytes of memory"), "{what}");
+    check_exceeded(limits::COMPILE, &bomb(CALLS), "bytes of memory");
 }
 
 #[test]
@@ -83,11 +81,7 @@ fn processor_time_is_bounded() {
         memory_bytes_max: 4 << 30,
         ..limits::COMPILE
     };
-    let error = compile(bounds, &bomb(2 * CALLS)).unwrap_err();
-    assert!(
-        error.to_string().contains("1s of processor time"),
-        "{error}"
-    );
+    check_exceeded(bounds, &bomb(2 * CALLS), "1s of processor time");
 }
 
 #[test]

@@ -17,9 +17,7 @@ use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_policy::testing::cases::{self, Subject};
 use statehouse_policy::testing::{Answer, Delivery};
 use statehouse_testkit::compose::compose;
-
-#[path = "../../tests/policies/building.rs"]
-mod building;
+use statehouse_tests::policies::example;
 
 /// A store with the standard policy, as the subject of the cases.
 struct Host {
@@ -27,19 +25,16 @@ struct Host {
     /// Whether each request gets a new instance, which shows hidden state.
     fresh: bool,
     core: Core,
-    quota: Quota,
     now_ms: u64,
     deliveries: Vec<Delivery>,
 }
 
 impl Host {
     fn new(policy: Arc<Policy<Transaction>>, fresh: bool) -> Self {
-        let quota = quota(None);
         Self {
-            core: core(&policy, quota),
+            core: core(&policy, None),
             policy,
             fresh,
-            quota,
             now_ms: 0,
             deliveries: Vec::new(),
         }
@@ -73,16 +68,13 @@ impl Host {
     }
 }
 
-fn core(policy: &Arc<Policy<Transaction>>, quota: Quota) -> Core {
-    let store = Store::new(Registry::new(policy.clone(), None), quota);
-    Core::in_memory(store, Settings::default())
-}
-
-fn quota(keys_max: Option<usize>) -> Quota {
-    Quota {
+fn core(policy: &Arc<Policy<Transaction>>, keys_max: Option<usize>) -> Core {
+    let quota = Quota {
         keys_max: keys_max.map_or(limits::KEYS_MAX_DEFAULT, |keys| keys as u64),
         ..Quota::default()
-    }
+    };
+    let store = Store::new(Registry::new(policy.clone(), None), quota);
+    Core::in_memory(store, Settings::default())
 }
 
 fn peer(client: &str) -> Peer {
@@ -91,8 +83,7 @@ fn peer(client: &str) -> Peer {
 
 impl Subject for Host {
     fn begin(&mut self, now_ms: u64, keys_max: Option<usize>) {
-        self.quota = quota(keys_max);
-        self.core = core(&self.policy, self.quota);
+        self.core = core(&self.policy, keys_max);
         self.now_ms = now_ms;
         self.deliveries.clear();
     }
@@ -180,10 +171,7 @@ fn run(fresh: bool, file: &[u8], part: impl for<'a> Fn(&str, &'a str) -> Option<
             Err(error) => panic!("{}: {error}", path.display()),
         }
     }
-    assert!(
-        requests > 100,
-        "only {requests} requests were found in the transcripts"
-    );
+    assert!(requests > 100, "the cases have only {requests} requests");
 }
 
 #[test]
@@ -214,8 +202,7 @@ fn policy_of_the_first_sdk_still_passes_its_cases() {
 
 #[test]
 fn cases_pass_through_a_rule_that_admits_everything() {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
-    let rule = fs::read(building::build("rule", &target, |_| {})).expect("cargo built it");
+    let rule = fs::read(example("rule")).expect("cargo built it");
     let composed = compose(&rule).expect("the rule composes");
     run_all(false, &composed);
     run_all(true, &composed);

@@ -23,10 +23,8 @@ fn harness_has_a_clock_a_table_and_clients() {
     let answer = it.client("a").send(&["SET", "k", "v", "PX", "500"]);
     assert_eq!(answer.payload, b"+OK\r\n");
     // The store's clock continues from the version of the seeded key.
-    assert_eq!(
-        answer.version.as_deref(),
-        Some("001700000000001:00001:StateStore")
-    );
+    let version = answer.version.as_deref();
+    assert_eq!(version, Some("001700000000001:00001:StateStore"));
     assert!(answer.same_for_duplicate && answer.writes.len() == 1);
     assert!(matches!(&answer.writes[0].change, Change::Set(entry) if entry.value() == b"v"));
     assert_eq!(answer.notifications.len(), 1);
@@ -51,42 +49,28 @@ fn client_sends_the_given_properties() {
     let set = ["SET", "k", "v"];
     let answer = it.client("a").timestamp(None).send(&set);
     assert_eq!(answer.payload, b"-ERR missing timestamp\r\n");
-    let answer = it
-        .client("a")
-        .fencing_token("001699999999999:00000:lock")
-        .send(&set);
-    assert_eq!(answer.payload, b"+OK\r\n");
+    let client = it.client("a").fencing_token("001699999999999:00000:lock");
+    assert_eq!(client.send(&set).payload, b"+OK\r\n");
     let answer = it.client("a").send(&set);
-    assert!(
-        answer
-            .payload
-            .starts_with(b"-ERR a fencing token is required")
-    );
+    let refused = b"-ERR a fencing token is required";
+    assert!(answer.payload.starts_with(refused), "{answer:?}");
     assert!(answer.failure.is_none() && answer.writes.is_empty());
-    let answer = it
-        .client("a")
-        .dialect(Dialect::Documents)
-        .send(&["SET", "k", "v", "NX"]);
+    let client = it.client("a").dialect(Dialect::Documents);
+    let answer = client.send(&["SET", "k", "v", "NX"]);
     let names: Vec<&str> = answer.user.iter().map(|(name, _)| name.as_str()).collect();
     assert!(!names.contains(&"__protVer"), "{names:?}");
-    let answer = it
-        .client("a")
-        .property("__protVer", "1.0")
-        .send_bytes("PING");
-    assert_eq!(answer.payload, b"-ERR syntax error\r\n");
+    let client = it.client("a").property("__protVer", "1.0");
+    assert_eq!(client.send_bytes("PING").payload, b"-ERR syntax error\r\n");
     // An invalid response topic ends the connection and its watches.
     it.client("a").send(&["KEYNOTIFY", "k"]);
     let mut publish = Publish::new(Dialect::Sdk, "a", b"*1".to_vec(), it.now_ms());
     publish.response_topic = Some("a/+".into());
-    let result = it.publish("a", publish);
-    assert!(
-        format!("{result:?}").starts_with("Disconnected { reason: 130"),
-        "{result:?}"
-    );
-    assert_eq!(
-        it.client("a").send(&["KEYNOTIFY", "k", "STOP"]).payload,
-        b":0\r\n"
-    );
+    match it.publish("a", publish) {
+        Came::Disconnected { reason, .. } => assert_eq!(reason, 130),
+        other => panic!("{other:?}"),
+    }
+    let answer = it.client("a").send(&["KEYNOTIFY", "k", "STOP"]);
+    assert_eq!(answer.payload, b":0\r\n");
 }
 
 #[test]
@@ -98,21 +82,15 @@ fn quota_is_enforced_and_anew_clears_the_table() {
     });
     it.client("a").send(&["SET", "one", "v"]);
     let answer = it.client("a").send(&["SET", "two", "v"]);
-    assert!(
-        answer
-            .payload
-            .starts_with(b"-ERR the quota has been exceeded")
-    );
+    let refused = b"-ERR the quota has been exceeded";
+    assert!(answer.payload.starts_with(refused), "{answer:?}");
     // `anew` returns a new store without these changes.
     let mut it = it.anew();
     assert!(it.get("one").is_none());
-    assert_eq!(
-        it.client("a").send(&["SET", "two", "v"]).payload,
-        b"+OK\r\n"
-    );
-    let error = Harness::of(b"no policy")
-        .err()
-        .expect("the bytes are no policy");
+    let answer = it.client("a").send(&["SET", "two", "v"]);
+    assert_eq!(answer.payload, b"+OK\r\n");
+    let error = Harness::of(b"no policy").err();
+    let error = error.expect("the bytes are no policy");
     assert_eq!(error.to_string(), LoadError::NotWasm.to_string());
     assert!(Harness::load("/no/such/file").is_err());
     let report = transcript::run(&it, "> SET k v\n").expect("a transcript");
@@ -185,14 +163,10 @@ fn harness_does_not_execute_an_expired_request() {
         ..Publish::new(Dialect::Sdk, "a", array(&["SET", "k", "v"]), NOW_MS)
     };
     it.at(NOW_MS + 1_000);
-    assert!(matches!(
-        it.publish("a", set(NOW_MS + 1_000)),
-        Came::Dropped
-    ));
+    let expired = it.publish("a", set(NOW_MS + 1_000));
+    assert!(matches!(expired, Came::Dropped));
     assert!(it.get("k").is_none());
-    assert!(matches!(
-        it.publish("a", set(NOW_MS + 1_001)),
-        Came::Answer(_)
-    ));
+    let answered = it.publish("a", set(NOW_MS + 1_001));
+    assert!(matches!(answered, Came::Answer(_)));
     assert!(it.get("k").is_some());
 }

@@ -1,21 +1,24 @@
 //! The effect of access rules on keys: the standard policy on a store, with and without rights.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[allow(dead_code, reason = "these tests need no policy of their own")]
+mod common;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
+use common::{NOW_MS, at};
 use statehouse::STANDARD_POLICY;
 use statehouse_access::rules::{Grants, Principal, Rules};
-use statehouse_core::policy::{Engine, Registry};
-use statehouse_core::request::{Delivery, Dialect, Incoming};
-use statehouse_core::store::{Effects, Peer, Quota, Rerun, Right, Store};
-use statehouse_core::{Core, Input, Now, Settings};
+use statehouse_core::policy::{Engine, Instance, Registry};
+use statehouse_core::request::{Delivery, Incoming};
+use statehouse_core::store::{Effects, Peer, Quota, Reexecution, Rerun, Right, Store};
+use statehouse_core::{Core, Input};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::rights::ClientRights;
+use statehouse_tests::resp;
 
-const NOW_MS: u64 = 1_700_000_000_000;
 const NOT_AUTHORIZED: &str = "-ERR not authorized\r\n";
 
 const RULES: &str = r#"
@@ -35,6 +38,8 @@ stateStoreResources = [{ method = "Read", keyType = "Pattern", keys = ["k49?7"] 
 /// A store and its clients, which send requests one after the other.
 struct World {
     core: Core,
+    /// Read once, because tokens of SCAN hold for these rules only.
+    rules: Rules,
     packet_id: u16,
 }
 
@@ -43,26 +48,18 @@ impl World {
         let policy = Engine::new().unwrap().load(STANDARD_POLICY).unwrap();
         let mut store = Store::new(Registry::new(Arc::new(policy), None), Quota::default());
         store.supervision().purity_every = 1;
-        let settings = Settings {
-            dialect: Some(Dialect::Sdk),
-            ..Settings::default()
-        };
         Self {
-            core: Core::in_memory(store, settings),
+            core: common::core(store),
+            rules: Rules::parse(RULES).unwrap(),
             packet_id: 0,
         }
     }
 
-    /// Sends a new request.
-    fn ask(
-        &mut self,
-        client: &str,
-        grants: Option<&Arc<Grants>>,
-        arguments: &[&[u8]],
-    ) -> (Effects, Bytes) {
+    /// Sends a new request. The client `admin` has all rights, and others those of [`RULES`].
+    fn ask(&mut self, client: &str, arguments: &[&[u8]]) -> (Effects, Bytes) {
         self.packet_id += 1;
-        let packet_id = self.packet_id;
-        self.send(client, grants, arguments, packet_id, false)
+        let grants = (client != "admin").then(|| grants(&self.rules, client));
+        self.send(client, grants.as_ref(), arguments, self.packet_id, false)
     }
 
     fn send(
@@ -74,7 +71,7 @@ impl World {
         dup: bool,
     ) -> (Effects, Bytes) {
         let payload = Bytes::from(statehouse_policy::resp::request(arguments));
-        let peer = peer(client);
+        let peer = Peer::numbered(client, client.len() as u64);
         let properties = PropertiesBuilder::new()
             .response_topic(&format!("clients/{client}/y"))
             .correlation_data(b"1")
@@ -85,33 +82,20 @@ impl World {
             grants: grants.map(|it| it.clone() as Arc<dyn ClientRights>),
             ..Incoming::new(&peer, &payload, &properties)
         };
-        let now = Now {
-            ms: NOW_MS,
-            instant: Instant::now(),
-        };
-        let decision = self.core.handle(Input::Publish(&incoming), now);
+        let decision = self.core.handle(Input::Publish(&incoming), at(NOW_MS));
         let mut effects = decision.effects;
         let answer = effects.answer.take().expect("every request has an answer");
         (effects, answer.payload)
     }
 }
 
-fn peer(client: &str) -> Peer {
-    let number = client.len() as u64;
-    Peer::numbered(client, number)
-}
-
-fn grants(client: &str) -> Option<Arc<Grants>> {
-    grants_by(RULES, client)
-}
-
-fn grants_by(rules: &str, client: &str) -> Option<Arc<Grants>> {
+fn grants(rules: &Rules, client: &str) -> Arc<Grants> {
     let principal = Principal {
         client,
         user: None,
         attributes: &[],
     };
-    Some(Rules::parse(rules).unwrap().grants(principal))
+    rules.grants(principal)
 }
 
 #[test]
@@ -132,22 +116,17 @@ fn each_command_needs_its_right() {
             ("both", &[Right::Read, Right::Write]),
             ("nobody", &[]),
         ] {
-            world.ask("admin", None, &[b"SET", b"shared/a", b"v"]);
-            let (effects, answer) = world.ask(client, grants(client).as_ref(), command);
+            world.ask("admin", &[b"SET", b"shared/a", b"v"]);
+            let (effects, answer) = world.ask(client, command);
             let may = rights.contains(&needs);
-            assert_eq!(
-                answer != NOT_AUTHORIZED,
-                may,
-                "{client} {command:?}: {answer:?}"
-            );
-            assert_eq!(effects.denied.is_none(), may);
+            let case = format!("{client} {command:?}: {answer:?}");
+            assert_eq!(answer != NOT_AUTHORIZED, may, "{case}");
+            assert_eq!(effects.denied.is_none(), may, "{case}");
             if !may {
                 let wrote = effects.handled.is_some_and(|it| !it.writes.is_empty());
-                assert!(
-                    !wrote && effects.notifications.is_empty(),
-                    "{client} {command:?}"
-                );
-                assert!(world.core.store().state().table.get(b"shared/a").is_some());
+                assert!(!wrote && effects.notifications.is_empty(), "{case}");
+                let kept = world.core.store().state().table.get(b"shared/a");
+                assert!(kept.is_some(), "{case}");
             }
         }
     }
@@ -156,59 +135,30 @@ fn each_command_needs_its_right() {
 #[test]
 fn refusal_does_not_reveal_whether_a_key_exists() {
     let mut world = World::new();
-    world.ask("admin", None, &[b"SET", b"secret", b"v"]);
+    world.ask("admin", &[b"SET", b"secret", b"v"]);
     for command in ["GET", "DEL", "KEYNOTIFY"] {
         for key in ["secret", "nothing"] {
-            let ask = [command.as_bytes(), key.as_bytes()];
-            let (_, answer) = world.ask("both", grants("both").as_ref(), &ask);
+            let (_, answer) = world.ask("both", &[command.as_bytes(), key.as_bytes()]);
             assert_eq!(answer, NOT_AUTHORIZED, "{command} {key}");
         }
     }
 }
 
 /// Lists all keys that match. Returns the keys and the received tokens.
-fn scan(world: &mut World, client: &str, pattern: &[u8]) -> (Vec<String>, Vec<Vec<u8>>) {
-    let grants = grants(client);
+fn scan(world: &mut World, client: &str, pattern: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let (mut keys, mut tokens) = (Vec::new(), Vec::<Vec<u8>>::new());
     loop {
         let mut ask = vec![&b"SCAN"[..], pattern];
         ask.extend(tokens.last().map(|it| &it[..]));
-        let (_, answer) = world.ask(client, grants.as_ref(), &ask);
-        let text = String::from_utf8_lossy(&answer).into_owned();
-        keys.extend(
-            text.split("\r\n")
-                .filter(|it| it.starts_with('k'))
-                .map(str::to_owned),
-        );
-        if text.starts_with("*1\r\n") {
+        let (_, answer) = world.ask(client, &ask);
+        let (listed, token) = resp::scan(&answer);
+        keys.extend(listed);
+        let Some(token) = token else {
             return (keys, tokens);
-        }
-        assert!(text.starts_with("*2\r\n"), "{text}");
-        let token = token_of(&answer);
+        };
         assert!(tokens.len() < 100, "the scan ends");
         tokens.push(token);
     }
-}
-
-/// The last bulk string of an answer.
-fn token_of(answer: &[u8]) -> Vec<u8> {
-    let body = answer.strip_suffix(b"\r\n").unwrap();
-    // `$<n>\r\n<bytes>`: only here the length matches the rest.
-    let at = (0..body.len()).rev().find(|at| {
-        let Some(rest) = body[*at..].strip_prefix(b"$") else {
-            return false;
-        };
-        let Some(end) = rest.windows(2).position(|it| it == b"\r\n") else {
-            return false;
-        };
-        let length = std::str::from_utf8(&rest[..end])
-            .ok()
-            .and_then(|it| it.parse().ok());
-        length == Some(rest.len() - end - 2)
-    });
-    let rest = &body[at.unwrap()..];
-    let end = rest.windows(2).position(|it| it == b"\r\n").unwrap();
-    rest[end + 2..].to_vec()
 }
 
 #[test]
@@ -216,10 +166,10 @@ fn scan_lists_readable_keys_and_tokens_reveal_no_others() {
     let mut world = World::new();
     let keys: Vec<String> = (0..5_000).map(|number| format!("k{number:04}")).collect();
     for key in &keys {
-        world.ask("admin", None, &[b"SET", key.as_bytes(), b""]);
+        world.ask("admin", &[b"SET", key.as_bytes(), b""]);
     }
     // All readable keys follow more keys than one page examines.
-    let readable: Vec<String> = (0..10).map(|it| format!("k49{it}7")).collect();
+    let readable: Vec<_> = (0..10).map(|it| format!("k49{it}7").into_bytes()).collect();
     let (listed, tokens) = scan(&mut world, "picky", b"k*");
     assert_eq!(listed, readable);
     assert!(!tokens.is_empty(), "the scan has several pages");
@@ -227,7 +177,7 @@ fn scan_lists_readable_keys_and_tokens_reveal_no_others() {
         let shows = |key: &String| token.windows(key.len()).any(|it| it == key.as_bytes());
         assert!(!keys.iter().any(shows), "{token:?}");
     }
-    assert_eq!(scan(&mut world, "nobody", b"*").0, [""; 0]);
+    assert_eq!(scan(&mut world, "nobody", b"*").0, [b""; 0]);
 }
 
 #[test]
@@ -235,11 +185,11 @@ fn scan_token_from_without_rules_is_invalid_with_rules() {
     let mut world = World::new();
     for number in 0..2_000 {
         let key = format!("k{number:04}");
-        world.ask("admin", None, &[b"SET", key.as_bytes(), b""]);
+        world.ask("admin", &[b"SET", key.as_bytes(), b""]);
     }
-    let (_, answer) = world.ask("admin", None, &[b"SCAN", b"*"]);
-    let token = token_of(&answer);
-    let (_, answer) = world.ask("picky", grants("picky").as_ref(), &[b"SCAN", b"*", &token]);
+    let (_, answer) = world.ask("admin", &[b"SCAN", b"*"]);
+    let token = resp::scan(&answer).1.expect("there are more pages");
+    let (_, answer) = world.ask("picky", &[b"SCAN", b"*", &token]);
     assert_eq!(answer, "-ERR syntax error\r\n");
 }
 
@@ -247,21 +197,18 @@ fn scan_token_from_without_rules_is_invalid_with_rules() {
 fn duplicate_is_answered_with_its_original_rights() {
     let mut world = World::new();
     let set: &[&[u8]] = &[b"SET", b"shared/a", b"v"];
-    let changed = RULES.replace("both", "another");
-    let (all, none) = (grants("both"), grants_by(&changed, "both"));
-    let (_, first) = world.send("both", all.as_ref(), set, 1, false);
+    let changed = Rules::parse(&RULES.replace("both", "another")).unwrap();
+    let (all, none) = (grants(&world.rules, "both"), grants(&changed, "both"));
+    let (_, first) = world.send("both", Some(&all), set, 1, false);
     assert_eq!(first, "+OK\r\n");
-    let (effects, again) = world.send("both", none.as_ref(), set, 1, true);
+    let (effects, again) = world.send("both", Some(&none), set, 1, true);
     assert_eq!((&again, effects.repeated), (&first, Some(Rerun::Same)));
 
-    let (_, first) = world.send("both", none.as_ref(), set, 2, false);
+    let (_, first) = world.send("both", Some(&none), set, 2, false);
     assert_eq!(first, NOT_AUTHORIZED);
-    let (effects, again) = world.send("both", all.as_ref(), set, 2, true);
+    let (effects, again) = world.send("both", Some(&all), set, 2, true);
     assert_eq!((&again, effects.repeated), (&first, Some(Rerun::Same)));
-    assert!(
-        effects.denied.is_none(),
-        "the duplicate was not refused again"
-    );
+    assert!(effects.denied.is_none(), "it was not refused again");
 }
 
 #[test]
@@ -273,11 +220,10 @@ fn refused_request_has_the_same_result_when_reexecuted() {
         ("writer", &[b"SET", b"shared/a", b"v"]),
         ("picky", &[b"SCAN", b"*"]),
     ] {
-        let (effects, answer) = world.ask(client, grants(client).as_ref(), command);
+        let (effects, answer) = world.ask(client, command);
         let observed = effects.sampled.expect("every request is sampled");
-        let mut instance = statehouse_core::policy::Instance::new(observed.by.clone());
-        match observed.reexecute(&mut instance) {
-            statehouse_core::store::Reexecution::Ran(again, _) => assert_eq!(again.payload, answer),
+        match observed.reexecute(&mut Instance::new(observed.by.clone())) {
+            Reexecution::Ran(again, _) => assert_eq!(again.payload, answer),
             _ => panic!("{client} {command:?} did not run"),
         }
     }
@@ -286,23 +232,11 @@ fn refused_request_has_the_same_result_when_reexecuted() {
 #[test]
 fn writer_without_read_right_notifies_watchers() {
     let mut world = World::new();
-    world.ask(
-        "reader",
-        grants("reader").as_ref(),
-        &[b"KEYNOTIFY", b"shared/a"],
-    );
-    let (effects, answer) = world.ask(
-        "writer",
-        grants("writer").as_ref(),
-        &[b"SET", b"shared/a", b"v"],
-    );
+    world.ask("reader", &[b"KEYNOTIFY", b"shared/a"]);
+    let (effects, answer) = world.ask("writer", &[b"SET", b"shared/a", b"v"]);
     assert_eq!(answer, "+OK\r\n");
-    let notified: Vec<_> = effects
-        .notifications
-        .iter()
-        .flat_map(|it| &it.to)
-        .map(|(peer, _)| &*peer.client)
-        .collect();
+    let notified = effects.notifications.iter().flat_map(|it| &it.to);
+    let notified: Vec<_> = notified.map(|(peer, _)| &*peer.client).collect();
     assert_eq!(notified, ["reader"]);
 }
 
@@ -311,14 +245,11 @@ fn scan_page_examines_a_bounded_number_of_key_bytes() {
     let mut world = World::new();
     for number in 0..100 {
         let key = format!("k{number:02}{}", "x".repeat(20_000));
-        let (_, answer) = world.ask("owner", None, &[b"SET", key.as_bytes(), b"v"]);
+        let (_, answer) = world.ask("admin", &[b"SET", key.as_bytes(), b"v"]);
         assert_eq!(answer, "+OK\r\n");
     }
     let (listed, tokens) = scan(&mut world, "picky", b"*");
-    assert_eq!(listed, [""; 0]);
-    assert!(
-        tokens.len() >= 3,
-        "2 MB of keys in {} pages",
-        tokens.len() + 1
-    );
+    assert_eq!(listed, [b""; 0]);
+    let pages = tokens.len() + 1;
+    assert!(pages > 3, "2 MB of keys in {pages} pages");
 }

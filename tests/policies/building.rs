@@ -1,5 +1,4 @@
-//! Builds policies of this workspace for tests. The host's tests and the end-to-end tests both
-//! include this file, because they share no crate.
+//! Builds policies of this workspace for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The hosts of a cluster, each in its own process, and a single host.
+//! The hosts of a cluster, each in its own process.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::{Running, Server};
+use crate::common::Running;
 use crate::etcd::{Etcd, insist};
 use crate::servers::free_address;
 
@@ -16,26 +16,6 @@ const NAME: &str = "bench";
 
 /// How long a host may take for anything.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A host without a cluster. Drop ends it.
-pub(crate) struct Single {
-    pub(crate) address: SocketAddr,
-    pub(crate) pid: u32,
-    _server: Server,
-}
-
-impl Single {
-    pub(crate) fn start(place: &Path) -> Self {
-        let place = place.join("single");
-        std::fs::create_dir(&place).expect("a new directory");
-        let server = Server::start(&place, &["--durability", "always"]);
-        Self {
-            address: server.address.parse().expect("an address"),
-            pid: server.id(),
-            _server: server,
-        }
-    }
-}
 
 /// A host of the cluster. Drop ends it.
 pub(crate) struct Host {
@@ -94,14 +74,10 @@ impl Host {
         })
     }
 
-    /// Waits until it has printed a line that begins so.
-    fn wait_for(&self, start: &str) {
-        wait(start, || {
+    pub(crate) fn wait_until_ready(&self) {
+        wait("a host that is ready", || {
             let lines = self.lines.lock().expect("no reader panics");
-            lines
-                .iter()
-                .any(|line| line.starts_with(start))
-                .then_some(())
+            lines.iter().any(|line| line == "ready").then_some(())
         });
     }
 
@@ -113,10 +89,6 @@ impl Host {
 
     pub(crate) fn restart(&mut self) {
         (self.process, self.lines) = run(&mut self.command);
-    }
-
-    pub(crate) fn wait_until_ready(&self) {
-        self.wait_for("ready");
     }
 
     /// Lets the host hand over.
@@ -170,14 +142,8 @@ impl Cluster {
         let urls = etcd.urls.join(",");
         insist(|| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_statehouse"));
-            command.args([
-                "cluster",
-                "init",
-                "--cluster",
-                &urls,
-                "--cluster-name",
-                NAME,
-            ]);
+            command.args(["cluster", "init", "--cluster", &urls]);
+            command.args(["--cluster-name", NAME]);
             command
         });
         let names = ["gw1", "gw2", "gw3"];

@@ -12,11 +12,13 @@
 //! between them, so that a noisy neighbour affects all. Figures are medians. A ratio is the
 //! throughput in relation to the single host.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use bare::Bare;
-use hosts::{Cluster, Single};
+use common::Server;
+use hosts::Cluster;
 use servers::{Figures, Work, median, run_job};
 use statehouse_loadgen::{Job, Mqtt};
 
@@ -128,7 +130,7 @@ fn main() {
 /// A contender of the tables: the address for clients, and the process whose CPU time counts.
 struct Contender {
     name: &'static str,
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     pid: u32,
 }
 
@@ -136,39 +138,33 @@ struct Bench {
     contenders: Vec<Contender>,
     bare: Bare,
     /// Drop ends it.
-    _single: Single,
+    _single: Server,
 }
 
 impl Bench {
     fn start(cluster: &Cluster, place: &Path) -> Self {
-        let single = Single::start(place);
+        let place = place.join("single");
+        std::fs::create_dir(&place).expect("a new directory");
+        let single = Server::start(&place, &["--durability", "always"]);
+        let address = single.address.parse().expect("an address");
         let leader = &cluster.hosts[cluster.leader()];
         let follower = &cluster.hosts[cluster.follower()];
-        let contender = |name, address, pid| Contender { name, address, pid };
+        let (at_leader, leader) = (leader.address, leader.id());
+        let (at_follower, follower) = (follower.address, follower.id());
+        let contenders = [
+            ("single host, --durability always", address, single.id()),
+            ("at the leader", at_leader, leader),
+            ("at the leader: CPU of a follower", at_leader, follower),
+            (
+                "through a follower: CPU of the follower",
+                at_follower,
+                follower,
+            ),
+            ("through a follower: CPU of the leader", at_follower, leader),
+        ];
+        let contenders = contenders.map(|(name, address, pid)| Contender { name, address, pid });
         let bench = Self {
-            contenders: vec![
-                contender(
-                    "single host, --durability always",
-                    single.address,
-                    single.pid,
-                ),
-                contender("at the leader", leader.address, leader.id()),
-                contender(
-                    "at the leader: CPU of a follower",
-                    leader.address,
-                    follower.id(),
-                ),
-                contender(
-                    "through a follower: CPU of the follower",
-                    follower.address,
-                    follower.id(),
-                ),
-                contender(
-                    "through a follower: CPU of the leader",
-                    follower.address,
-                    leader.id(),
-                ),
-            ],
+            contenders: contenders.into(),
             bare: Bare::start(cluster.urls()),
             _single: single,
         };
@@ -231,7 +227,7 @@ fn print_row(name: &str, it: Figures, single_per_second: f64) {
     println!("| {name} | {it} | {ratio:.2} |");
 }
 
-fn run(address: std::net::SocketAddr, pid: u32, work: &Work, job: Job) -> Result<Figures, String> {
+fn run(address: SocketAddr, pid: u32, work: &Work, job: Job) -> Result<Figures, String> {
     // Client ids must differ between the processes that a run starts.
     let nonce = u64::from(pid) << 32 | u64::from(address.port());
     run_job(address, pid, work, job, |it, role, n| {
@@ -240,7 +236,7 @@ fn run(address: std::net::SocketAddr, pid: u32, work: &Work, job: Job) -> Result
 }
 
 /// Sets all keys.
-fn fill(address: std::net::SocketAddr, pid: u32, keys: u64) {
+fn fill(address: SocketAddr, pid: u32, keys: u64) {
     let work = Work {
         connections: 16,
         in_flight: 16,

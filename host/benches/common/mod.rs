@@ -4,7 +4,9 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use statehouse_core::request::REQUEST_TOPIC;
 use statehouse_loadgen::packet::{packet, push_length, push_packet, push_text};
@@ -202,4 +204,46 @@ impl Client {
         self.out.extend_from_slice(&self.properties);
         self.out.extend_from_slice(payload);
     }
+}
+
+/// Runs this many clients, each on its own thread, until `wait` returns. The warm-up before `wait`
+/// does not count. Returns the microseconds of all rounds, sorted, and the time of `wait`.
+#[allow(dead_code, reason = "other benchmarks have other clients")]
+pub(crate) fn run_clients<W: FnMut() + Send>(
+    clients: usize,
+    client: impl Fn(usize) -> W,
+    warm_up: Duration,
+    wait: impl FnOnce(),
+) -> (Vec<f64>, Duration) {
+    let (counts, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let run = |mut work: W| {
+        let mut micros = Vec::new();
+        while !over.load(Relaxed) {
+            let counted = counts.load(Relaxed);
+            let begun = Instant::now();
+            work();
+            if counted {
+                micros.push(begun.elapsed().as_micros() as f64);
+            }
+        }
+        micros
+    };
+    let workers: Vec<W> = (0..clients).map(client).collect();
+    thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = (workers.into_iter())
+            .map(|work| scope.spawn(move || run(work)))
+            .collect();
+        thread::sleep(warm_up);
+        counts.store(true, Relaxed);
+        let start = Instant::now();
+        wait();
+        over.store(true, Relaxed);
+        let took = start.elapsed();
+        let micros = threads.into_iter();
+        let micros = micros.flat_map(|it| it.join().expect("a client"));
+        let mut micros: Vec<f64> = micros.collect();
+        micros.sort_by(f64::total_cmp);
+        (micros, took)
+    })
 }

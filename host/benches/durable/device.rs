@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use statehouse_wal::{Base, Directory, LogPosition, Sink};
 
-use crate::common::{Client, Server, resp};
-use crate::{IN_FLIGHT, files, round_of};
+use crate::common::{Client, Server};
+use crate::{IN_FLIGHT, round_of, set};
 
 /// After this many writes, every new segment reuses an old file. The number exceeds the log of two
 /// snapshots and the whole history.
@@ -31,7 +31,6 @@ pub(crate) fn measure(clients: &[usize]) {
     // Fill the store first, so that it reuses segments as after a long run.
     let server = Server::start(&device.mount, &[]);
     let data = device.mount.join("statehouse-data");
-    let set = |id: usize| resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]]);
     let mut filler = Client::connect(&server.address, "filler");
     for _ in 0..FILLED_WRITES / IN_FLIGHT {
         filler.round_trips(std::iter::repeat_n(&set(0)[..], IN_FLIGHT));
@@ -81,9 +80,13 @@ fn load(count: &AtomicU64) -> u64 {
 /// Waits for the next snapshot. Returns its length, or `None` at the timeout.
 fn next_snapshot(data: &Path) -> Option<u64> {
     let newest = || {
-        files(data)
-            .filter(|(name, _)| name.ends_with(".snapshot"))
-            .max()
+        let entries = std::fs::read_dir(data).expect("a data directory");
+        let snapshots = entries.map_while(Result::ok).filter_map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let bytes = entry.metadata().ok()?.len();
+            name.ends_with(".snapshot").then_some((name, bytes))
+        });
+        snapshots.max()
     };
     let (before, begun) = (newest(), Instant::now());
     while begun.elapsed() < SNAPSHOT_WAIT {
@@ -156,10 +159,9 @@ impl LoopDevice {
         let name = self.device.rsplit('/').next().expect("a device has a name");
         let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat"));
         let stat = stat.expect("every block device has counters");
-        let fields: Vec<u64> = stat
-            .split_whitespace()
-            .map(|field| field.parse().expect("a number"))
-            .collect();
+        let fields = stat.split_whitespace();
+        let fields = fields.map(|field| field.parse().expect("a number"));
+        let fields: Vec<u64> = fields.collect();
         Written {
             bytes: 512 * fields[6],
             // Linux 5.5 and later.

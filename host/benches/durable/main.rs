@@ -15,12 +15,12 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Client, Server, resp};
+use common::{Client, Server, resp, run_clients};
 use redis::Redis;
+use servers::{Figures, median};
 use statehouse_loadgen::Usage;
 
 #[path = "../common/mod.rs"]
@@ -70,14 +70,6 @@ fn main() {
     million_keys(directory.path());
 }
 
-/// One store's figures of one round.
-#[derive(Clone, Copy)]
-struct Figures {
-    per_second: f64,
-    p50_us: u128,
-    p99_us: u128,
-}
-
 fn writes_per_second(directory: &Path, rounds: usize, clients: &[usize]) {
     println!(
         "durable SET, values of 64 bytes, a key for each client, one write at a time; medians of {rounds} rounds of {ROUND:?}"
@@ -90,44 +82,30 @@ fn writes_per_second(directory: &Path, rounds: usize, clients: &[usize]) {
             let place = directory.join(format!("{clients}-{round}"));
             std::fs::create_dir(&place).expect("a new directory");
             let server = Server::start(&place, &[]);
-            ours.push(round_of(
-                clients,
-                |id| {
-                    let mut client = Client::connect(&server.address, &format!("client{id}"));
-                    let set = resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]]);
-                    move || client.round_trip(&set)
-                },
-                || thread::sleep(ROUND),
-            ));
+            let client = |id: usize| {
+                let mut client = Client::connect(&server.address, &format!("client{id}"));
+                let set = set(id);
+                move || client.round_trip(&set)
+            };
+            ours.push(round_of(clients, client, || thread::sleep(ROUND)));
             drop(server);
             if let Some(redis) = Redis::start(&place) {
-                theirs.push(round_of(
-                    clients,
-                    |id| {
-                        let mut client = redis.connect();
-                        let set = resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]]);
-                        move || client.ask(&set, 1)
-                    },
-                    || thread::sleep(ROUND),
-                ));
+                let client = |id: usize| {
+                    let (mut client, set) = (redis.connect(), set(id));
+                    move || client.ask(&set, 1)
+                };
+                theirs.push(round_of(clients, client, || thread::sleep(ROUND)));
             }
             std::fs::remove_dir_all(&place).expect("the directory of the stores");
         }
-        let a = median(ours);
-        print!(
-            "| {clients} | {:.0} | {} | {} ",
-            a.per_second, a.p50_us, a.p99_us
-        );
-        if theirs.is_empty() {
-            println!("| | | | |");
-        } else {
-            let b = median(theirs);
-            let ratio = a.per_second / b.per_second;
-            println!(
-                "| {:.0} | {} | {} | {ratio:.2} |",
-                b.per_second, b.p50_us, b.p99_us
-            );
-        }
+        let by = |it: &Figures| it.per_second;
+        let ours = median(ours, by).expect("at least one round");
+        let shown = |it: Figures| format!("{:.0} | {} | {}", it.per_second, it.p50_us, it.p99_us);
+        let theirs = median(theirs, by).map_or("| | |".to_owned(), |theirs| {
+            let ratio = ours.per_second / theirs.per_second;
+            format!("{} | {ratio:.2}", shown(theirs))
+        });
+        println!("| {clients} | {} | {theirs} |", shown(ours));
     }
 }
 
@@ -137,42 +115,18 @@ fn round_of<W: FnMut() + Send>(
     client: impl Fn(usize) -> W,
     wait: impl FnOnce(),
 ) -> Figures {
-    let over = AtomicBool::new(false);
-    let workers: Vec<W> = (0..clients).map(client).collect();
-    let start = Instant::now();
-    let mut micros: Vec<u128> = thread::scope(|scope| {
-        let threads: Vec<_> = workers
-            .into_iter()
-            .map(|mut work| {
-                let over = &over;
-                scope.spawn(move || {
-                    let mut micros = Vec::new();
-                    while !over.load(Ordering::Relaxed) {
-                        let begun = Instant::now();
-                        work();
-                        micros.push(begun.elapsed().as_micros());
-                    }
-                    micros
-                })
-            })
-            .collect();
-        wait();
-        over.store(true, Ordering::Relaxed);
-        let micros = threads.into_iter();
-        micros.flat_map(|it| it.join().expect("a client")).collect()
-    });
-    let per_second = micros.len() as f64 / start.elapsed().as_secs_f64();
-    micros.sort_unstable();
+    let (micros, took) = run_clients(clients, client, Duration::ZERO, wait);
     Figures {
-        per_second,
+        per_second: micros.len() as f64 / took.as_secs_f64(),
         p50_us: micros[micros.len() / 2],
         p99_us: micros[micros.len() * 99 / 100],
+        cpu_us: None,
     }
 }
 
-fn median(mut rounds: Vec<Figures>) -> Figures {
-    rounds.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
-    rounds[rounds.len() / 2]
+/// The request of a client.
+fn set(id: usize) -> Vec<u8> {
+    resp(&[b"SET", format!("bench/{id}").as_bytes(), &[b'v'; 64]])
 }
 
 fn million_keys(directory: &Path) {
@@ -230,14 +184,6 @@ fn million_keys(directory: &Path) {
         resident_mb(redis.0.id()),
         disk_mb(&place)
     );
-}
-
-fn files(directory: &Path) -> impl Iterator<Item = (String, u64)> + use<> {
-    let entries = std::fs::read_dir(directory).expect("a data directory");
-    entries.map_while(Result::ok).filter_map(|entry| {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        Some((name, entry.metadata().ok()?.len()))
-    })
 }
 
 fn disk_mb(directory: &Path) -> String {

@@ -18,15 +18,8 @@ impl Redis {
         let mut command = Command::new("redis-server");
         command
             .args(["--port", &address.port().to_string(), "--bind", "127.0.0.1"])
-            .args([
-                "--appendonly",
-                "yes",
-                "--appendfsync",
-                "always",
-                "--save",
-                "",
-            ])
-            .arg("--dir")
+            .args(["--appendonly", "yes", "--appendfsync", "always"])
+            .args(["--save", "", "--dir"])
             .arg(directory);
         let redis = Self(Process::start(command, address)?);
         // Redis listens while it loads its data, and then answers PING with an error.

@@ -77,53 +77,47 @@ impl Contender {
                 started("statehouse", address, server.id(), Box::new(server))
             }
             Kind::Redis(commands) | Kind::RedisBenchmark(commands) => {
-                let own = matches!(kind, Kind::RedisBenchmark(_));
-                let name = match (commands, own) {
-                    (Commands::Plain, false) => "Redis",
-                    (Commands::Lean, false) => "Redis, FCALL of a lean SET",
-                    (Commands::Full, false) => "Redis, FCALL of the same SET",
-                    (Commands::Plain, true) => "Redis by redis-benchmark",
-                    (Commands::Lean, true) => "Redis by redis-benchmark, FCALL of a lean SET",
-                    (Commands::Full, true) => "Redis by redis-benchmark, FCALL of the same SET",
+                let client = match kind {
+                    Kind::RedisBenchmark(_) => " by redis-benchmark",
+                    _ => "",
                 };
+                let calls = match commands {
+                    Commands::Plain => "",
+                    Commands::Lean => ", FCALL of a lean SET",
+                    Commands::Full => ", FCALL of the same SET",
+                };
+                let name = format!("Redis{client}{calls}");
                 let redis = Redis::start(place, durable);
-                let redis = redis.ok_or_else(|| missing(name, "redis-server"))?;
-                started(name, redis.0.address, redis.0.id(), Box::new(redis))
+                let redis = redis.ok_or_else(|| missing(&name, "redis-server"))?;
+                started(&name, redis.0.address, redis.0.id(), Box::new(redis))
             }
             Kind::Mosquitto { nodelay } => {
                 let name = match nodelay {
                     false => "Mosquitto + rumqttc responder",
                     true => "the same with set_tcp_nodelay",
                 };
-                let it =
-                    Mosquitto::start(place, nodelay).ok_or_else(|| missing(name, "mosquitto"))?;
+                let it = Mosquitto::start(place, nodelay);
+                let it = it.ok_or_else(|| missing(name, "mosquitto"))?;
                 started(name, it.broker.address, it.broker.id(), Box::new(it))
             }
             Kind::JetStream => {
                 let it = Nats::start(place);
                 let it = it.ok_or_else(|| missing("JetStream KV", "nats-server"))?;
-                let (comparable, name) = match it.syncs {
-                    true => (true, "JetStream KV, sync always"),
-                    false if !durable => (true, "JetStream KV"),
-                    false => (
-                        false,
-                        "JetStream KV, NOT durable: this version cannot sync always",
-                    ),
+                let name = match it.syncs {
+                    true => "JetStream KV, sync always",
+                    false if !durable => "JetStream KV",
+                    false => "JetStream KV, NOT durable: this version cannot sync always",
                 };
                 let (address, pid) = (it.process.address, it.process.id());
                 Self {
-                    comparable,
+                    comparable: it.syncs || !durable,
                     ..started(name, address, pid, Box::new(it))
                 }
             }
             Kind::Etcd => {
                 let it = Etcd::start(place).ok_or_else(|| missing("etcd", "etcd-server"))?;
-                started(
-                    "etcd by its JSON gateway",
-                    it.0.address,
-                    it.0.id(),
-                    Box::new(it),
-                )
+                let name = "etcd by its JSON gateway";
+                started(name, it.0.address, it.0.id(), Box::new(it))
             }
         })
     }
@@ -132,18 +126,15 @@ impl Contender {
     pub(crate) fn work(&self, work: &Work, job: Job) -> Result<Figures, String> {
         let nonce = u64::from(self.pid) << 32 | u64::from(work.connections as u32);
         match self.kind {
-            Kind::Statehouse => run_job(self.address, self.pid, work, job, |it, role, n| {
-                Mqtt::new(it, nonce, role, n)
-            }),
-            Kind::Mosquitto { .. } => {
-                let done = run_job(self.address, self.pid, work, job, |it, role, n| {
+            Kind::Statehouse | Kind::Mosquitto { .. } => {
+                let mut done = run_job(self.address, self.pid, work, job, |it, role, n| {
                     Mqtt::new(it, nonce, role, n)
-                });
-                // The broker's CPU time does not include the responder.
-                done.map(|done| Figures {
-                    cpu_us: None,
-                    ..done
-                })
+                })?;
+                if matches!(self.kind, Kind::Mosquitto { .. }) {
+                    // The broker's CPU time does not include the responder.
+                    done.cpu_us = None;
+                }
+                Ok(done)
             }
             Kind::Redis(commands) => run_job(self.address, self.pid, work, job, |it, _, _| {
                 Resp::new(it, commands)

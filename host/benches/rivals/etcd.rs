@@ -26,18 +26,10 @@ impl Etcd {
         command
             .args(["--name", "bench", "--log-level", "error", "--data-dir"])
             .arg(directory.join("etcd"))
-            .args([
-                "--listen-client-urls",
-                &clients_url,
-                "--advertise-client-urls",
-                &clients_url,
-            ])
-            .args([
-                "--listen-peer-urls",
-                &peers_url,
-                "--initial-advertise-peer-urls",
-                &peers_url,
-            ])
+            .args(["--listen-client-urls", &clients_url])
+            .args(["--advertise-client-urls", &clients_url])
+            .args(["--listen-peer-urls", &peers_url])
+            .args(["--initial-advertise-peer-urls", &peers_url])
             .args(["--initial-cluster", &format!("bench={peers_url}")]);
         Process::start(command, clients).map(Self)
     }

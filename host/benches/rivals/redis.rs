@@ -25,16 +25,13 @@ impl Redis {
         let mut command = Command::new("redis-server");
         command
             .args(["--port", &address.port().to_string(), "--bind", "127.0.0.1"])
-            .args([
-                "--save",
-                "",
-                "--appendonly",
-                if durable { "yes" } else { "no" },
-            ])
+            .args(["--save", "", "--appendonly"])
+            .arg(if durable { "yes" } else { "no" })
             .args(["--appendfsync", "always", "--dir"])
             .arg(directory);
         let process = Process::start(command, address)?;
-        let load = command_of(&[b"FUNCTION", b"LOAD", LIBRARY.as_bytes()]);
+        let mut load = Vec::new();
+        push_command(&[b"FUNCTION", b"LOAD", LIBRARY.as_bytes()], &mut load);
         let mut stream = TcpStream::connect(address).expect("it listens");
         stream.write_all(&load).expect("it reads");
         let mut answer = [0; 256];
@@ -49,12 +46,6 @@ impl Redis {
 }
 
 /// A command as an array of bulk strings.
-fn command_of(arguments: &[&[u8]]) -> Vec<u8> {
-    let mut out = Vec::new();
-    push_command(arguments, &mut out);
-    out
-}
-
 fn push_command(arguments: &[&[u8]], out: &mut Vec<u8>) {
     // Writing to a Vec cannot fail.
     let _ = write!(out, "*{}\r\n", arguments.len());
@@ -106,21 +97,10 @@ impl Protocol for Resp {
             (Verb::Get, _) => push_command(&[b"FCALL_RO", b"state_get", b"1", key], out),
             (Verb::Set, Commands::Plain) => push_command(&[b"SET", key, value], out),
             (Verb::Set, commands) => {
-                let now = SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .unwrap_or_default();
-                let timestamp = format!("{:015}:00000:bench", now.as_millis());
-                push_command(
-                    &[
-                        b"FCALL",
-                        set_of(commands).as_bytes(),
-                        b"1",
-                        key,
-                        value,
-                        timestamp.as_bytes(),
-                    ],
-                    out,
-                );
+                let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                let timestamp = format!("{:015}:00000:bench", now.unwrap_or_default().as_millis());
+                let (set, timestamp) = (set_of(commands).as_bytes(), timestamp.as_bytes());
+                push_command(&[b"FCALL", set, b"1", key, value, timestamp], out);
             }
             (Verb::Del | Verb::Watch, _) => push_command(&[b"DEL", key], out),
         }
@@ -160,9 +140,8 @@ fn reply(bytes: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Broken> {
     let (line, head) = (&bytes[1..end], end + 2);
     let number = || std::str::from_utf8(line).ok()?.parse::<i64>().ok();
     Ok(Some(match bytes[0] {
-        b'+' => (Reply::Done, head),
+        b'+' | b':' => (Reply::Done, head),
         b'-' => (Reply::Refused(line), head),
-        b':' => (Reply::Done, head),
         b'$' => match number() {
             Some(-1) => (Reply::Nothing, head),
             Some(length) => {

@@ -1,13 +1,11 @@
 //! Targets for the data that recovery reads: log records, snapshot blocks, and files.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use statehouse::STANDARD_POLICY;
 use statehouse_core::log::{Image, Progress, Recorder, Records, read_block, record};
-use statehouse_core::policy::{Engine, Registry};
+use statehouse_core::policy::Registry;
 use statehouse_core::request::{Delivery, Incoming};
 use statehouse_core::store::{Mode, Peer, Quota, Retention, SessionId, Store};
 use statehouse_core::{Core, Input, Now, Settings};
@@ -35,18 +33,13 @@ pub(crate) fn records(data: &[u8]) {
 /// The log records of a short run, and a snapshot at its end.
 fn recorded() -> [Vec<Vec<u8>>; 2] {
     let kept = Arc::new(Records::default());
-    let engine = Engine::new().expect("the machine has an engine");
-    let policy = engine.load(STANDARD_POLICY);
-    let policy = Arc::new(policy.expect("the standard policy loads"));
+    let policy = crate::store::policy();
     let store = Store::new(Registry::new(policy.clone(), None), Quota::default());
     let recorder = Recorder::new(kept.clone(), Vec::new(), None);
     let mut core = Core::new(store, recorder, 1, Settings::default());
     let start_ms = 1_700_000_000_000;
-    core.begin(
-        Mode::Embedded,
-        vec![record::PolicyRecord::of(&policy, true)],
-        start_ms,
-    );
+    let policies = vec![record::PolicyRecord::of(&policy, true)];
+    core.begin(Mode::Embedded, policies, start_ms);
     let commands: [&[&[u8]]; 5] = [
         &[b"SET", b"kept", b"value"],
         &[b"SET", b"key", b"value"],
@@ -123,10 +116,9 @@ fn directory() -> (Simulation, String) {
 /// Inspects and opens the bytes of a segment. An opened log must accept appends.
 pub(crate) fn journal(data: &[u8]) {
     thread_local! {
-        static CREATED: RefCell<Option<(Simulation, String)>> = const { RefCell::new(None) };
+        static CREATED: (Simulation, String) = directory();
     }
-    let disk = CREATED.with_borrow_mut(|created| {
-        let (disk, name) = created.get_or_insert_with(directory);
+    let disk = CREATED.with(|(disk, name)| {
         let disk = disk.fork();
         disk.put(name, data);
         disk
@@ -142,9 +134,7 @@ pub(crate) fn journal(data: &[u8]) {
 pub(crate) fn journal_seeds() -> Vec<Vec<u8>> {
     let (disk, name) = directory();
     let whole = disk.content(&name).unwrap_or_default();
-    let used = whole
-        .iter()
-        .rposition(|byte| *byte != 0)
-        .map_or(0, |at| at + 1);
+    let last = whole.iter().rposition(|byte| *byte != 0);
+    let used = last.map_or(0, |at| at + 1);
     vec![whole[..used].to_vec(), whole]
 }

@@ -1,6 +1,5 @@
 //! Targets for the store: requests to the standard policy, and clock readings.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,20 +15,20 @@ use statehouse_policy::{hlc, resp};
 const NOW_MS: u64 = 1_700_000_000_000;
 const TIMESTAMP: &str = "001700000000000:00000:fuzz";
 
-/// Creates a store with one key, and its core. Each thread compiles the policy once.
-fn core() -> Core {
+/// The standard policy. Each thread compiles it once.
+pub(crate) fn policy() -> Arc<Policy<Transaction>> {
     thread_local! {
-        static POLICY: RefCell<Option<Arc<Policy<Transaction>>>> = const { RefCell::new(None) };
-    }
-    let policy = POLICY.with_borrow_mut(|policy| {
-        let load = || {
+        static POLICY: Arc<Policy<Transaction>> = {
             let engine = Engine::new().expect("the machine has an engine");
-            let policy = engine.load(STANDARD_POLICY);
-            Arc::new(policy.expect("the standard policy loads"))
+            Arc::new(engine.load(STANDARD_POLICY).expect("the standard policy loads"))
         };
-        policy.get_or_insert_with(load).clone()
-    });
-    let store = Store::new(Registry::new(policy, None), Quota::default());
+    }
+    POLICY.with(Arc::clone)
+}
+
+/// Creates a store with one key, and its core.
+fn core() -> Core {
+    let store = Store::new(Registry::new(policy(), None), Quota::default());
     let settings = Settings {
         dialect: Some(Dialect::Sdk),
         ..Settings::default()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use statehouse_core::policy::{Batch, Repeat};
+use statehouse_core::policy::Batch;
 use statehouse_core::request::Dialect;
 use statehouse_core::store::{Key, Read, Scope, Write};
 
@@ -142,8 +142,4 @@ pub struct Notification {
     pub user: Vec<(String, String)>,
     /// The dialect of the notification.
     pub dialect: Dialect,
-}
-
-pub(super) fn is_same(repeat: Repeat) -> bool {
-    matches!(repeat, Repeat::Same)
 }

@@ -106,11 +106,8 @@ pub fn check(file: &[u8]) -> Checked {
             | LoadError::Costly(_)
             | LoadError::Compiler(_))
     );
-    let (imports, exports) = match kind {
-        Kind::Other => Default::default(),
-        _ if has_compiled => interfaces(file).unwrap_or_default(),
-        _ => Default::default(),
-    };
+    let declared = has_compiled.then(|| interfaces(file)).flatten();
+    let (imports, exports) = declared.unwrap_or_default();
     let policy = fit.map_err(|error| Wrong {
         what: error.to_string(),
         advice: advice(&error, &imports),
@@ -140,17 +137,14 @@ fn fit(file: &[u8]) -> Result<Fit, LoadError> {
         memory_bytes = instance.memory_bytes();
     }
     let harness = Harness::with(policy.clone());
+    let commands = policy.commands.iter();
     Ok(Fit {
         name: policy.name.clone(),
         version: policy.version.clone(),
         compile,
         start: median(&mut starts),
         memory_bytes,
-        commands: policy
-            .commands
-            .iter()
-            .map(|command| cost(&harness, command))
-            .collect(),
+        commands: commands.map(|it| cost(&harness, it)).collect(),
     })
 }
 
@@ -195,52 +189,48 @@ fn cost(harness: &Harness, command: &str) -> Cost {
 
 /// Advice for a file that is not a policy.
 fn advice(error: &LoadError, imports: &[String]) -> Vec<String> {
-    let mut advice = Vec::new();
-    match error {
-        LoadError::Import(_) => {
-            let foreign: Vec<&str> = imports
-                .iter()
-                .map(String::as_str)
-                .filter(|name| !name.starts_with("statehouse:policy/"))
-                .collect();
-            advice.push(format!(
-                "it imports interfaces that a policy cannot have: {}",
-                foreign.join(", ")
-            ));
-            if foreign.iter().any(|name| name.starts_with("wasi:")) {
-                advice.push("Rust: build for wasm32-unknown-unknown, not for wasm32-wasip1 or wasm32-wasip2".into());
-                advice.push("JavaScript: componentize-qjs with --sync --stub-wasi".into());
-                advice.push("Python: componentize-py componentize with --stub-wasi".into());
-                advice.push("`statehouse policy build` uses these settings".into());
-            }
-        }
-        LoadError::Encode(text) => {
-            if text.contains("wasi") {
-                advice.push(
-                    "the module was built for WASI: in Rust, build it for wasm32-unknown-unknown"
-                        .into(),
-                );
-            }
-            advice.push(
-                "`statehouse policy new NAME --lang rust` writes a project that builds".into(),
-            );
-        }
-        LoadError::NoHandler => {
-            advice.push("it must export statehouse:policy/handler: in Rust with `statehouse_policy::export!`, in other languages by building it for the world `policy` of wit/policy.wit".into());
-            advice.push(
-                "`statehouse policy new` writes a project that does, with that file in it".into(),
-            );
-        }
-        LoadError::NotWasm => {
-            advice.push("name the .wasm file that the build creates; `statehouse policy build` prints its path".into());
-        }
-        LoadError::Cut => {
-            advice.push("build or copy it once more".into());
-        }
+    const NEW: &str = "`statehouse policy new NAME --lang rust` writes a project that builds";
+    let advice: &[&str] = match error {
+        LoadError::Import(_) => return import_advice(imports),
+        LoadError::Encode(text) if text.contains("wasi") => &[
+            "the module was built for WASI: in Rust, build it for wasm32-unknown-unknown",
+            NEW,
+        ],
+        LoadError::Encode(_) => &[NEW],
+        LoadError::NoHandler => &[
+            "it must export statehouse:policy/handler: in Rust with `statehouse_policy::export!`, in other languages by building it for the world `policy` of wit/policy.wit",
+            "`statehouse policy new` writes a project that does, with that file in it",
+        ],
+        LoadError::NotWasm => &[
+            "name the .wasm file that the build creates; `statehouse policy build` prints its path",
+        ],
+        LoadError::Cut => &["build or copy it once more"],
         LoadError::Version(_) => {
-            advice.push("`statehouse policy new` writes the contract that this host offers".into());
+            &["`statehouse policy new` writes the contract that this host offers"]
         }
-        _ => {}
+        _ => &[],
+    };
+    advice.iter().map(|it| (*it).to_owned()).collect()
+}
+
+/// Advice for a file that imports what a policy cannot have.
+fn import_advice(imports: &[String]) -> Vec<String> {
+    let foreign = imports.iter().map(String::as_str);
+    let foreign: Vec<&str> = foreign
+        .filter(|name| !name.starts_with("statehouse:policy/"))
+        .collect();
+    let mut advice = vec![format!(
+        "it imports interfaces that a policy cannot have: {}",
+        foreign.join(", ")
+    )];
+    if foreign.iter().any(|name| name.starts_with("wasi:")) {
+        let builds = [
+            "Rust: build for wasm32-unknown-unknown, not for wasm32-wasip1 or wasm32-wasip2",
+            "JavaScript: componentize-qjs with --sync --stub-wasi",
+            "Python: componentize-py componentize with --stub-wasi",
+            "`statehouse policy build` uses these settings",
+        ];
+        advice.extend(builds.map(str::to_owned));
     }
     advice
 }

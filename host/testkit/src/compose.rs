@@ -88,17 +88,17 @@ pub fn compose(rule: &[u8]) -> Result<Vec<u8>, ComposeError> {
     nest(&mut policy, RULED_POLICY);
     let mut instances = ComponentInstanceSection::new();
     instances.instantiate(0, imported.iter().map(instance));
-    append(&mut policy, &instances);
-    append(&mut policy, &exported(the_rule, ADMISSION));
+    instances.append_to_component(&mut policy);
+    exported(the_rule, ADMISSION).append_to_component(&mut policy);
     let mut instances = ComponentInstanceSection::new();
     let mut given: Vec<_> = imported.iter().map(instance).collect();
     given.push((ADMISSION, ComponentExportKind::Instance, admission));
     instances.instantiate(1, given);
-    append(&mut policy, &instances);
-    append(&mut policy, &exported(ruled, HANDLER));
+    instances.append_to_component(&mut policy);
+    exported(ruled, HANDLER).append_to_component(&mut policy);
     let mut exports = ComponentExportSection::new();
     exports.export(HANDLER, ComponentExportKind::Instance, handler, None);
-    append(&mut policy, &exports);
+    exports.append_to_component(&mut policy);
     Ok(policy)
 }
 
@@ -120,10 +120,6 @@ fn exported(instance: u32, name: &str) -> ComponentAliasSection {
         name,
     });
     aliases
-}
-
-fn append(policy: &mut Vec<u8>, section: &impl ComponentSection) {
-    section.append_to_component(policy);
 }
 
 /// Appends a section with a component, which becomes the next component.

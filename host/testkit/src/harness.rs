@@ -11,20 +11,30 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use statehouse_mqtt::{Properties, PropertiesBuilder, PropertyError, QoS, ReasonCode};
 
-use super::answer::{Answer, Came, Logged, Notification, Passed, Reads, is_same};
+use super::answer::{Answer, Came, Logged, Notification, Passed, Reads};
 use super::client::{Client, Publish};
-use super::setup::{self, Base, KitError};
-use statehouse_core::policy::{Policy, Registry};
+use super::setup::{self, KitError};
+use statehouse_core::log::Image;
+use statehouse_core::policy::{Policy, Registry, Repeat};
 use statehouse_core::request::{self, Delivery, Dialect, Incoming};
 use statehouse_core::store::{
-    Change, Duplicates, Effects, Entry, Key, Peer, Quota, RestsOn, Retention, Scope, Store,
+    Change, Duplicates, Effects, Entry, Key, Peer, Quota, RestsOn, Retention, Scope, State, Store,
     Transaction, Write,
 };
 use statehouse_core::{Core, Decision, Input, Now, Outcome, Output, STANDARD_POLICY, Settings};
+use statehouse_offline::{Past, read_backup};
 use statehouse_protocol::rights::ClientRights;
+use statehouse_transcript::quote;
 
 /// The time at which a harness begins, unless its table is from a later time.
 pub const NOW_MS: u64 = 1_700_000_000_000;
+
+/// The initial state of a harness, and its time.
+#[derive(Default)]
+struct Base {
+    state: State,
+    now_ms: u64,
+}
 
 /// A policy with its own store.
 pub struct Harness {
@@ -60,8 +70,7 @@ impl Harness {
 
     /// The policy of these bytes: a component or a core module.
     pub fn of(file: &[u8]) -> Result<Self, KitError> {
-        let engine = setup::engine()?;
-        Ok(Self::with(setup::compile(&engine, file)?))
+        Ok(Self::with(Arc::new(setup::engine()?.load(file)?)))
     }
 
     /// A compiled policy, over an empty table.
@@ -110,14 +119,20 @@ impl Harness {
     /// The same policy over the table of a backup that `statehouse snapshot` wrote. Time continues
     /// from the time of the backup.
     pub fn on_snapshot(self, file: impl AsRef<Path>) -> Result<Self, KitError> {
-        let base = Base::of_backup(file.as_ref())?;
-        Ok(Self::begin(self.policy, Arc::new(base)))
+        Ok(self.over(read_backup(file.as_ref())?))
     }
 
     /// The same policy over the table of a data directory. The directory is not changed.
     pub fn on_data(self, directory: impl AsRef<Path>) -> Result<Self, KitError> {
-        let base = Base::of_data(directory.as_ref())?;
-        Ok(Self::begin(self.policy, Arc::new(base)))
+        Ok(self.over(Past::open(directory.as_ref())?.keys()?))
+    }
+
+    fn over(self, image: Image) -> Self {
+        let base = Base {
+            state: *image.state,
+            now_ms: image.now_ms,
+        };
+        Self::begin(self.policy, Arc::new(base))
     }
 
     /// Removes the fresh instance: requests run once, and hidden state is not detected.
@@ -381,7 +396,7 @@ impl Harness {
         let version = answer.and_then(|it| it.version);
         let done = Answer {
             version: version.map(|version| version.display(self.node()).to_string()),
-            same_for_duplicate: answer.is_some_and(|it| is_same(it.repeat)),
+            same_for_duplicate: answer.is_some_and(|it| it.repeat == Repeat::Same),
             command: command.and_then(|index| self.policy.commands.get(index).cloned()),
             writes,
             reads,
@@ -450,26 +465,19 @@ impl Harness {
 /// What a fresh instance did differently, if anything.
 fn difference(used: &Effects, fresh: &Effects, node: &str) -> Option<String> {
     let (a, b) = (used.answer.as_ref(), fresh.answer.as_ref());
-    let payload = |effects: &Effects| effects.answer.as_ref().map(|it| it.payload.clone());
-    if payload(used) != payload(fresh) {
-        let shown = payload(fresh).unwrap_or_default();
+    let payload = b.map(|it| &it.payload);
+    if a.map(|it| &it.payload) != payload {
+        let shown = quote(payload.map_or(&b""[..], |it| it));
         let why = fresh.failed.as_ref();
         let why = why.map_or(String::new(), |it| format!(" (the policy failed: {it})"));
-        return Some(format!(
-            "a fresh instance answers {}{why}",
-            statehouse_transcript::quote(&shown)
-        ));
+        return Some(format!("a fresh instance answers {shown}{why}"));
     }
-    let version =
-        |answer: Option<&statehouse_core::store::Answer>| answer.and_then(|it| it.version);
-    if version(a) != version(b) {
-        let shown = version(b).map_or("none".into(), |it| it.display(node).to_string());
+    let version = b.and_then(|it| it.version);
+    if a.and_then(|it| it.version) != version {
+        let shown = version.map_or("none".into(), |it| it.display(node).to_string());
         return Some(format!("a fresh instance answers with the version {shown}"));
     }
-    let repeated = |answer: Option<&statehouse_core::store::Answer>| {
-        answer.map(|it| (is_same(it.repeat), it.command))
-    };
-    if repeated(a) != repeated(b) {
+    if a.map(|it| (it.repeat, it.command)) != b.map(|it| (it.repeat, it.command)) {
         return Some(
             "a fresh instance gives the same answer, but another `repeat` or `command`".into(),
         );

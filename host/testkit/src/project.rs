@@ -60,58 +60,37 @@ pub enum ProjectError {
     Io(PathBuf, io::Error),
 }
 
+macro_rules! template {
+    ($path:literal) => {
+        include_str!(concat!("../../templates/", $path))
+    };
+}
+
 /// The files of every project.
 const COMMON: &[(&str, &str)] = &[
     ("wit/policy.wit", include_str!("../../../wit/policy.wit")),
-    (
-        "tests/setpoint.txt",
-        include_str!("../../templates/setpoint.txt"),
-    ),
-    (
-        "tests/others.txt",
-        include_str!("../../templates/others.txt"),
-    ),
+    ("tests/setpoint.txt", template!("setpoint.txt")),
+    ("tests/others.txt", template!("others.txt")),
 ];
 
 const RUST: &[(&str, &str)] = &[
-    (
-        "Cargo.toml",
-        include_str!("../../templates/rust/Cargo.toml"),
-    ),
-    ("README.md", include_str!("../../templates/rust/README.md")),
-    (
-        "src/lib.rs",
-        include_str!("../../templates/rust/src/lib.rs"),
-    ),
+    ("Cargo.toml", template!("rust/Cargo.toml")),
+    ("README.md", template!("rust/README.md")),
+    ("src/lib.rs", template!("rust/src/lib.rs")),
     (".gitignore", "/target\n/*.wasm\n/statehouse-data\n"),
 ];
 
 const JAVASCRIPT: &[(&str, &str)] = &[
-    (
-        "package.json",
-        include_str!("../../templates/javascript/package.json"),
-    ),
-    (
-        "README.md",
-        include_str!("../../templates/javascript/README.md"),
-    ),
-    (
-        "policy.js",
-        include_str!("../../templates/javascript/policy.js"),
-    ),
+    ("package.json", template!("javascript/package.json")),
+    ("README.md", template!("javascript/README.md")),
+    ("policy.js", template!("javascript/policy.js")),
     (".gitignore", "/node_modules\n/*.wasm\n/statehouse-data\n"),
 ];
 
 const PYTHON: &[(&str, &str)] = &[
-    (
-        "pyproject.toml",
-        include_str!("../../templates/python/pyproject.toml"),
-    ),
-    (
-        "README.md",
-        include_str!("../../templates/python/README.md"),
-    ),
-    ("src/app.py", include_str!("../../templates/python/app.py")),
+    ("pyproject.toml", template!("python/pyproject.toml")),
+    ("README.md", template!("python/README.md")),
+    ("src/app.py", template!("python/app.py")),
     (
         ".gitignore",
         "/.venv\n__pycache__/\n/*.wasm\n/statehouse-data\n",
@@ -132,10 +111,6 @@ pub fn create(name: &str, language: Language, directory: &Path) -> Result<(), Pr
     if !is_name(name) {
         return Err(ProjectError::Name);
     }
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |error| ProjectError::Io(path, error)
-    };
     let is_free = match fs::read_dir(directory) {
         Ok(mut entries) => entries.next().is_none(),
         Err(error) => error.kind() == io::ErrorKind::NotFound,
@@ -149,14 +124,14 @@ pub fn create(name: &str, language: Language, directory: &Path) -> Result<(), Pr
         Language::Python => PYTHON,
     };
     for (path, text) in COMMON.iter().chain(own) {
-        let text = text.replace("{{name}}", name);
-        write(directory, path, &text).map_err(failed(&directory.join(path)))?;
+        let path = directory.join(path);
+        let written = write(&path, &text.replace("{{name}}", name));
+        written.map_err(|error| ProjectError::Io(path, error))?;
     }
     Ok(())
 }
 
-fn write(directory: &Path, path: &str, text: &str) -> io::Result<()> {
-    let path = directory.join(path);
+fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }
@@ -172,17 +147,8 @@ mod tests {
         for good in ["a", "set-point2"] {
             assert!(is_name(good), "{good}");
         }
-        for bad in [
-            "",
-            "-a",
-            "2a",
-            "A",
-            "a b",
-            "a/b",
-            "ä",
-            BUILT_IN,
-            &"a".repeat(65),
-        ] {
+        let long = "a".repeat(65);
+        for bad in ["", "-a", "2a", "A", "a b", "a/b", "ä", BUILT_IN, &long] {
             assert!(!is_name(bad), "{bad}");
         }
     }

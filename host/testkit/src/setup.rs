@@ -1,16 +1,15 @@
-//! The parts of a harness: a compiled policy and the initial state.
+//! Reads policies, and creates the engine that compiles them.
 
 use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use statehouse_core::STANDARD_POLICY;
 use statehouse_core::limits;
-use statehouse_core::policy::{Engine, LoadError, Policy};
-use statehouse_core::store::{State, Transaction};
-use statehouse_offline::{self as offline, Past, PastError};
+use statehouse_core::policy::{Engine, LoadError};
+use statehouse_core::store::Transaction;
+use statehouse_offline::PastError;
 use statehouse_precompiled::{Bounds, Directory, POLICY_FILE_BYTES_MAX, read_file};
 
 /// Why a harness cannot be created.
@@ -70,38 +69,4 @@ fn cache() -> Option<Directory> {
         bytes_max: limits::CODE_BYTES_MAX,
     };
     Directory::open(&ours.join("code"), bounds).ok()
-}
-
-pub(super) fn compile(
-    engine: &Engine<Transaction>,
-    file: &[u8],
-) -> Result<Arc<Policy<Transaction>>, KitError> {
-    Ok(Arc::new(engine.load(file)?))
-}
-
-/// The initial state of a harness, and its time.
-#[derive(Clone, Default)]
-pub(super) struct Base {
-    pub(super) state: State,
-    pub(super) now_ms: u64,
-}
-
-impl Base {
-    /// The state of a backup.
-    pub(super) fn of_backup(file: &Path) -> Result<Self, KitError> {
-        let image = offline::read_backup(file)?;
-        Ok(Self {
-            state: *image.state,
-            now_ms: image.now_ms,
-        })
-    }
-
-    /// The state of a data directory, which a server may be using.
-    pub(super) fn of_data(directory: &Path) -> Result<Self, KitError> {
-        let image = Past::open(directory)?.keys()?;
-        Ok(Self {
-            state: *image.state,
-            now_ms: image.now_ms,
-        })
-    }
 }

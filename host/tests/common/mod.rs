@@ -1,6 +1,5 @@
 //! Helpers for tests of policies on a store: a client, and the policies of the tests.
 
-use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -9,16 +8,13 @@ use statehouse_core::request::{Delivery, Dialect, Incoming};
 use statehouse_core::store::{Effects, Peer, Store};
 use statehouse_core::{Core, Input, Now, Settings};
 use statehouse_mqtt::{Properties, PropertiesBuilder};
+use statehouse_tests::policies::example;
 
 pub(crate) const NOW_MS: u64 = 1_700_000_000_000;
 
-#[path = "../../../tests/policies/building.rs"]
-mod building;
-
 /// Builds a module of tests/policies.
 pub(crate) fn module(package: &str) -> Vec<u8> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
-    std::fs::read(building::build(package, &target, |_| {})).expect("cargo built it")
+    std::fs::read(example(package)).expect("cargo built it")
 }
 
 /// The module of tests/policies/faulty, built once.

@@ -60,16 +60,11 @@ fn longest_prefix_owns_a_key_despite_a_canary() {
             rule: CanaryRule::Percent(100),
         }))
         .unwrap();
+    let end = assignment.canary(None).unwrap();
     let mut core = core(assignment);
     assert_eq!(by(&ask(&mut core, "c", &["GET", "a/x"]).0), twin);
     assert_eq!(by(&ask(&mut core, "c", &["GET", "a/b/x"]).0), faulty);
     assert_eq!(by(&ask(&mut core, "c", &["GET", "x"]).0), faulty);
-    let end = core
-        .store_mut()
-        .registry()
-        .assignment()
-        .canary(None)
-        .unwrap();
     assert!(core.assign(end, Vec::new()).is_ok());
     assert_eq!(by(&ask(&mut core, "c", &["GET", "x"]).0), standard);
 }
@@ -77,28 +72,18 @@ fn longest_prefix_owns_a_key_despite_a_canary() {
 #[test]
 fn routed_policy_writes_only_its_own_keys() {
     let faulty = digest(&policies().faulty);
-    let mut core = core(loaded().route(b"rule/", Some(faulty)).unwrap());
+    let assignment = loaded().route(b"rule/", Some(faulty)).unwrap();
+    let free = assignment.promote(faulty).unwrap();
+    let mut core = core(assignment);
     let (effects, answer) = ask(&mut core, "c", &["SET", "rule/a", "fine"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
     let (effects, answer) = ask(&mut core, "c", &["SET", "rule/b", "stray"]);
     assert_eq!(answer, "-ERR internal error\r\n");
-    let failure = effects
-        .failed
-        .expect("a write outside the route fails")
-        .to_string();
-    assert!(failure.contains("beyond the prefixes"), "{failure}");
-    assert_eq!(
-        core.store().state().table.keys(),
-        1,
-        "the request is rolled back"
-    );
+    let failure = effects.failed.expect("a write outside the route fails");
+    assert_contains!(failure.to_string(), "beyond the prefixes");
+    let keys = core.store().state().table.keys();
+    assert_eq!(keys, 1, "the request is rolled back");
     // The active policy may write all keys.
-    let free = core
-        .store_mut()
-        .registry()
-        .assignment()
-        .promote(faulty)
-        .unwrap();
     assert!(core.assign(free, Vec::new()).is_ok());
     assert_eq!(ask(&mut core, "c", &["SET", "x", "stray"]).1, "+OK\r\n");
     assert_eq!(core.store().state().table.keys(), 3);
@@ -108,17 +93,14 @@ fn routed_policy_writes_only_its_own_keys() {
 fn expiry_notification_is_the_owners_or_the_built_in_one() {
     let faulty = digest(&policies().faulty);
     let assignment = loaded().route(b"rule/", Some(faulty)).unwrap();
-    let assignment = assignment.route(b"bad-notify", Some(faulty)).unwrap();
-    let mut core = core(assignment);
-    for key in ["plain", "rule/a", "bad-notify"] {
-        ask(&mut core, "c", &["KEYNOTIFY", key]);
-    }
+    let owned = assignment.route(b"bad-notify", Some(faulty)).unwrap();
+    let mut core = core(owned.clone());
+    watch(&mut core, &["plain", "rule/a", "bad-notify"]);
     let plain = "*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n";
     // The faulty policy sets an expiry of one second for each key. It cannot render a notification
     // for the third key, so the standard policy writes that key while it owns it.
     ask(&mut core, "c", &["SET", "rule/a", "fine"]);
     ask(&mut core, "c", &["SET", "plain", "v", "PX", "1000"]);
-    let owned = core.store_mut().registry().assignment().clone();
     let open = owned.route(b"bad-notify", None).unwrap();
     assert!(core.assign(open, Vec::new()).is_ok());
     let (_, answer) = ask(&mut core, "c", &["SET", "bad-notify", "v", "PX", "1001"]);
@@ -133,15 +115,13 @@ fn expiry_notification_is_the_owners_or_the_built_in_one() {
     assert_eq!(effects.failures, 0);
     let effects = core.handle(Input::Sweep, at(NOW_MS + 1001)).effects;
     assert_eq!(effects.expired[0].payload, plain);
-    assert_eq!(
-        (effects.failures, core.store().state().table.keys()),
-        (1, 0)
-    );
+    assert_eq!(effects.failures, 1);
+    assert_eq!(core.store().state().table.keys(), 0);
 }
 
-/// A store whose active policy is the faulty one.
-fn faulty_core() -> Core {
-    core(loaded().promote(digest(&policies().faulty)).unwrap())
+/// Keys whose notifications take the faulty policy much fuel.
+fn slow_keys(count: usize) -> Vec<String> {
+    (0..count).map(|it| format!("slow-notify/{it}")).collect()
 }
 
 /// How many of these the faulty policy rendered, and not the built-in one.
@@ -154,20 +134,22 @@ fn rendered_by_faulty(notifications: &[Notification]) -> usize {
 fn expect_both_notifications(effects: &Effects) {
     let payloads = effects.notifications.iter().map(|it| &it.payload[..]);
     let standards = b"*4\r\n$6\r\nNOTIFY\r\n$3\r\nSET\r\n$5\r\nVALUE\r\n$3\r\nown\r\n";
-    assert_eq!(
-        payloads.collect::<Vec<_>>(),
-        [&b"changed\r\n"[..], standards]
-    );
+    let payloads: Vec<_> = payloads.collect();
+    assert_eq!(payloads, [&b"changed\r\n"[..], standards]);
+}
+
+/// A store whose active policy is the faulty one. The key `stray` belongs to the standard one.
+fn core_routing_stray() -> Core {
+    let (standard, faulty) = (digest(&policies().standard), digest(&policies().faulty));
+    let assignment = loaded().promote(faulty).unwrap();
+    core(assignment.route(b"stray", Some(standard)).unwrap())
 }
 
 #[test]
 fn change_of_another_policys_key_is_notified_by_its_owner() {
-    let all = policies();
-    let (standard, faulty) = (digest(&all.standard), digest(&all.faulty));
-    let assignment = loaded().promote(faulty).unwrap();
-    let mut core = core(assignment.route(b"stray", Some(standard)).unwrap());
-    ask(&mut core, "c", &["KEYNOTIFY", "stray"]);
-    ask(&mut core, "c", &["KEYNOTIFY", "own"]);
+    let faulty = digest(&policies().faulty);
+    let mut core = core_routing_stray();
+    watch(&mut core, &["stray", "own"]);
     let (effects, answer) = ask(&mut core, "c", &["SET", "own", "stray"]);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
     expect_both_notifications(&effects);
@@ -184,9 +166,7 @@ fn built_in_policy_notifies_if_the_owner_fails() {
         .route(b"bad-notify", Some(digest(&owner)))
         .unwrap();
     let mut core = core_with(assignment, vec![owner.clone()]);
-    for key in ["own", "bad-notify/1"] {
-        ask(&mut core, "c", &["KEYNOTIFY", key]);
-    }
+    watch(&mut core, &["own", "bad-notify/1"]);
     for _ in 0..20 {
         let (effects, answer) = ask(&mut core, "c", &["SET", "own", "stray", "bad-notify/1"]);
         assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
@@ -200,15 +180,10 @@ fn built_in_policy_notifies_if_the_owner_fails() {
 /// request, so one request could block all clients for as long as sixty.
 #[test]
 fn own_notifications_share_the_fuel_of_one_request() {
-    let all = policies();
-    let (standard, faulty) = (digest(&all.standard), digest(&all.faulty));
-    let assignment = loaded().promote(faulty).unwrap();
-    let mut core = core(assignment.route(b"stray", Some(standard)).unwrap());
+    let faulty = digest(&policies().faulty);
+    let mut core = core_routing_stray();
     let count = 60;
-    for number in 0..count {
-        let key = format!("slow-notify/{number}");
-        ask(&mut core, "watcher", &["KEYNOTIFY", &key]);
-    }
+    watch(&mut core, &slow_keys(count));
     let request = ["SET", "slow-notify", "spread", "60"];
     let (effects, answer) = ask(&mut core, "c", &request);
     assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
@@ -219,43 +194,35 @@ fn own_notifications_share_the_fuel_of_one_request() {
     assert!(effects.fuel > 100_000 * own as u64, "{}", effects.fuel);
 }
 
+/// The version of a key that expired in an earlier run.
+const VERSION: Stamp = Stamp {
+    wall: NOW_MS,
+    counter: 0,
+};
+
 /// The earlier run rendered them with the owning policy, possibly under a higher fuel limit.
 #[test]
 fn owner_renotifies_whatever_the_current_fuel_limit_is() {
     let mut core = faulty_core();
-    ask(&mut core, "watcher", &["KEYNOTIFY", "slow-notify"]);
+    watch(&mut core, &["slow-notify"]);
     core.store_mut().quota().fuel_max = limits::FUEL_PER_CALL_MIN;
-    let version = Stamp {
-        wall: NOW_MS,
-        counter: 0,
-    };
-    let removed = [(Key::from_static(b"slow-notify"), version)];
+    let removed = [(Key::from_static(b"slow-notify"), VERSION)];
     let effects = core.handle(Input::Expired(&removed), at(NOW_MS)).effects;
     let [notice] = &effects.expired[..] else {
         panic!("one key: {:?}", effects.expired);
     };
-    assert_eq!(
-        (&*notice.payload, effects.failures),
-        (&b"changed\r\n"[..], 0)
-    );
+    assert_eq!(notice.payload, "changed\r\n");
+    assert_eq!(effects.failures, 0);
 }
 
 /// A hundred thousand rounds for each key would block all requests for seconds.
 #[test]
 fn renotification_shares_the_fuel_of_one_request() {
     let mut core = faulty_core();
-    let keys: Vec<_> = (0..400).map(|it| format!("slow-notify/{it}")).collect();
-    for key in &keys {
-        ask(&mut core, "watcher", &["KEYNOTIFY", key]);
-    }
-    let version = Stamp {
-        wall: NOW_MS,
-        counter: 0,
-    };
-    let removed: Vec<_> = keys
-        .iter()
-        .map(|key| (Key::copy_from_slice(key.as_bytes()), version))
-        .collect();
+    let keys = slow_keys(400);
+    watch(&mut core, &keys);
+    let removed = keys.into_iter().map(|key| (Key::from(key), VERSION));
+    let removed: Vec<_> = removed.collect();
     let effects = core.handle(Input::Expired(&removed), at(NOW_MS)).effects;
     assert_eq!((effects.expired.len(), effects.failures), (400, 0));
     let own = rendered_by_faulty(&effects.expired);
@@ -266,11 +233,11 @@ fn renotification_shares_the_fuel_of_one_request() {
 fn notification_of_expiries_shares_the_fuel_of_one_request() {
     let mut core = faulty_core();
     let count = 200;
-    for n in 0..count {
-        let key = format!("slow-notify/{n}");
-        ask(&mut core, "writer", &["SET", &key, "fine"]);
-        ask(&mut core, "watcher", &["KEYNOTIFY", &key]);
+    let keys = slow_keys(count);
+    for key in &keys {
+        ask(&mut core, "writer", &["SET", key, "fine"]);
     }
+    watch(&mut core, &keys);
     let effects = core.handle(Input::Sweep, at(NOW_MS + 1000)).effects;
     assert_eq!((effects.expired.len(), effects.failures), (count, 0));
     let own = rendered_by_faulty(&effects.expired);
@@ -286,10 +253,7 @@ fn answer_above_the_default_fuel_limit_is_stored_whole() {
     let mut remembered = |rounds| {
         let (effects, answer) = ask(&mut core, "client", &["SET", "key", "burn", rounds]);
         let remembered = effects.handled.expect("it wrote").remembered;
-        assert!(
-            remembered.captured.is_some(),
-            "the request can be re-executed"
-        );
+        assert!(remembered.captured.is_some(), "it can be re-executed");
         (effects.fuel, remembered.outcome.payload, answer)
     };
     let (fuel, payload, answer) = remembered("2000000");
@@ -319,14 +283,12 @@ fn hidden_key_is_not_said_to_be_persisted() {
 #[test]
 fn policy_that_fails_to_notify_is_not_called_again() {
     let faulty = faulty_alone();
-    let assignment = loaded().load(digest(&faulty)).unwrap();
-    let assignment = assignment.promote(digest(&faulty)).unwrap();
-    let mut core = core_with(assignment, vec![faulty.clone()]);
+    let mut core = core_under(&faulty);
     let keys: Vec<String> = (0..100).map(|n| format!("bad-notify/{n}")).collect();
     for key in &keys {
         assert_eq!(ask(&mut core, "c", &["SET", key, "fine"]).1, "+OK\r\n");
-        ask(&mut core, "c", &["KEYNOTIFY", key]);
     }
+    watch(&mut core, &keys);
     let effects = core.handle(Input::Sweep, at(NOW_MS + 1000)).effects;
     assert_eq!((effects.failures, effects.expired.len()), (1, keys.len()));
     assert_eq!(faulty.work.done().failures.trap, 1);
@@ -400,19 +362,15 @@ fn routing_by_many_policies_costs_little_more_than_by_one() {
     let routed: Vec<_> = (0..5).map(faulty_number).collect();
     let mut assignment = loaded();
     for (number, policy) in routed.iter().enumerate() {
-        let prefix = format!("rule-{number}/");
-        assignment = assignment.load(digest(policy)).unwrap();
-        assignment = assignment
-            .route(prefix.as_bytes(), Some(digest(policy)))
-            .unwrap();
+        let (prefix, policy) = (format!("rule-{number}/"), digest(policy));
+        assignment = assignment.load(policy).unwrap();
+        let next = assignment.route(prefix.as_bytes(), Some(policy));
+        assignment = next.unwrap();
     }
     let mut core = core_with(assignment, routed.clone());
     let (effects, _) = ask(&mut core, "c", &["COUNT", "endless-route"]);
-    assert_eq!(
-        by(&effects),
-        digest(&policies().standard),
-        "no route claims it"
-    );
+    let standard = digest(&policies().standard);
+    assert_eq!(by(&effects), standard, "no route claims it");
     let failures = || {
         let done = routed.iter().map(|it| it.work.done().failures.fuel);
         done.collect::<Vec<_>>()
@@ -429,28 +387,20 @@ fn routing_by_many_policies_costs_little_more_than_by_one() {
 #[test]
 fn unloaded_policy_still_answers_its_redelivered_requests() {
     let policy = faulty_alone();
-    let it = digest(&policy);
-    let assignment = loaded().load(it).unwrap().promote(it).unwrap();
-    let mut core = core_with(assignment, vec![policy.clone()]);
+    let mut core = core_under(&policy);
     let first = Delivery::new(&Peer::numbered("c", 1), 7, false);
     let request = ["SET", "k", "long"];
     let (_, answer) = common::ask_by(&mut core, "c", &request, first, NOW_MS);
-    assert!(
-        answer.len() > limits::OUTCOME_INLINE_BYTES_MAX,
-        "only its digest is stored"
-    );
+    let inline_max = limits::OUTCOME_INLINE_BYTES_MAX;
+    assert!(answer.len() > inline_max, "only its digest is stored");
     policy.work.clear();
     let assignment = core.store_mut().registry().assignment().rollback().unwrap();
-    let without = assignment.unload(it).unwrap();
+    let without = assignment.unload(digest(&policy)).unwrap();
     for assignment in [assignment, without] {
         assert!(core.assign(assignment, Vec::new()).is_ok());
     }
-    assert!(
-        core.store_mut()
-            .registry()
-            .policies()
-            .all(|it| it.digest != policy.digest)
-    );
+    let registry = core.store_mut().registry();
+    assert!(registry.policies().all(|it| it.digest != policy.digest));
     let again = Delivery { dup: true, ..first };
     let (effects, answered) = common::ask_by(&mut core, "c", &request, again, NOW_MS);
     assert_eq!(effects.repeated, Some(Rerun::Same));

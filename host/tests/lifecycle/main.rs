@@ -18,6 +18,7 @@ use statehouse_core::request::{Delivery, Dialect};
 use statehouse_core::store::{Effects, Peer, Quota, Store, Transaction};
 use statehouse_core::{Core, Input};
 use statehouse_mqtt::Properties;
+use statehouse_tests::assert_contains;
 
 struct Policies {
     engine: Arc<Engine<Transaction>>,
@@ -61,6 +62,18 @@ fn loaded() -> Assignment {
     assignment.load(digest(&all.faulty)).unwrap()
 }
 
+/// A store whose active policy is the faulty one.
+fn faulty_core() -> Core {
+    core(loaded().promote(digest(&policies().faulty)).unwrap())
+}
+
+/// A store whose active policy is this one.
+fn core_under(policy: &Arc<Policy<Transaction>>) -> Core {
+    let it = digest(policy);
+    let assignment = loaded().load(it).unwrap().promote(it).unwrap();
+    core_with(assignment, vec![policy.clone()])
+}
+
 /// The faulty policy with another digest, so that its counters belong to one test alone.
 fn faulty_alone() -> Arc<Policy<Transaction>> {
     faulty_number(0)
@@ -89,6 +102,13 @@ fn core_with(assignment: Assignment, more: Vec<Arc<Policy<Transaction>>>) -> Cor
 
 fn ask(core: &mut Core, client: &str, arguments: &[&str]) -> (Effects, Bytes) {
     common::ask(core, client, arguments, NOW_MS)
+}
+
+/// Lets a client watch these keys.
+fn watch(core: &mut Core, keys: &[impl AsRef<str>]) {
+    for key in keys {
+        ask(core, "watcher", &["KEYNOTIFY", key.as_ref()]);
+    }
 }
 
 fn by(effects: &Effects) -> Digest {

@@ -1,13 +1,14 @@
 //! Supervision of policies: the guard of the active policy and of a canary, and the comparison with
 //! a shadow.
 
+use std::fmt::Debug;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use statehouse::policies::manager::Control;
 use statehouse_core::Settings;
 use statehouse_core::clock::{Clock, ManualSource, Stamp};
-use statehouse_core::policy::{Failure, Role, Selector, Shadow};
+use statehouse_core::policy::{Canary, CanaryRule, Failure, Role, Selector, Shadow};
 use statehouse_core::request::Incoming;
 use statehouse_core::store::{Key, Mode, Reexecution};
 use statehouse_server::{Server, shadow::ShadowReport};
@@ -91,15 +92,23 @@ impl Rig {
 
     /// The comparison report, after it has covered this many requests.
     fn report(&self, requests: u64) -> ShadowReport {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            let report = self.control.diff().expect("a comparison runs");
-            if report.compared + report.not_comparable + report.skipped >= requests {
-                return report;
-            }
-            assert!(Instant::now() < deadline, "{report:?}");
-            std::thread::sleep(Duration::from_millis(5));
+        let look = || self.control.diff().expect("a comparison runs");
+        wait(look, |it| {
+            it.compared + it.not_comparable + it.skipped >= requests
+        })
+    }
+}
+
+/// Looks until a condition holds.
+fn wait<T: Debug>(look: impl Fn() -> T, holds: impl Fn(&T) -> bool) -> T {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        let seen = look();
+        if holds(&seen) {
+            return seen;
         }
+        assert!(Instant::now() < deadline, "{seen:?}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -109,17 +118,14 @@ impl Rig {
 fn policy_that_fails_to_renotify_is_soon_skipped() {
     let faulty = digest(&policies().faulty);
     let rig = rig(loaded().promote(faulty).unwrap(), 0);
-    let keys =
-        (0..10 * limits::EXPIRIES_NOTIFIED_PER_STEP_MAX).map(|it| format!("bad-notify/{it}"));
-    let keys: Vec<_> = keys.collect();
-    for key in &keys {
-        rig.ask(&["KEYNOTIFY", key]);
-    }
-    let ends = keys
-        .iter()
-        .map(|key| (Key::copy_from_slice(key.as_bytes()), Stamp::default()));
-    rig.server.renotify_expired(&ends.collect::<Vec<_>>());
-    assert_eq!(rig.sent.0.lock().unwrap().len(), keys.len());
+    let count = 10 * limits::EXPIRIES_NOTIFIED_PER_STEP_MAX;
+    let keys = (0..count).map(|it| format!("bad-notify/{it}"));
+    let ended = keys.map(|key| {
+        rig.ask(&["KEYNOTIFY", &key]);
+        (Key::from(key), Stamp::default())
+    });
+    rig.server.renotify_expired(&ended.collect::<Vec<_>>());
+    assert_eq!(rig.sent.0.lock().unwrap().len(), count);
     assert_eq!(rig.server.stats().policy_failures, 2);
 }
 
@@ -127,13 +133,13 @@ fn tag(policy: &Policy<Transaction>) -> String {
     format!("{}@{}", policy.name, digest(policy).short())
 }
 
-fn shadowed(policy: &Policy<Transaction>) -> Assignment {
-    let policy = digest(policy);
+/// Compares all requests with this policy.
+fn shadowed(assignment: Assignment, policy: &Policy<Transaction>) -> Assignment {
     let shadow = Shadow {
-        policy,
+        policy: digest(policy),
         per_mille: 1000,
     };
-    loaded().shadow(Some(shadow)).unwrap()
+    assignment.shadow(Some(shadow)).unwrap()
 }
 
 #[test]
@@ -145,11 +151,8 @@ fn answers_name_their_policy_across_promote_and_rollback() {
     assert_eq!(rig.ask(&["GET", "k"]).1, tag(&all.twin));
     assert!(rig.control.rollback().unwrap().built_in);
     assert_eq!(rig.ask(&["GET", "k"]).1, tag(&all.standard));
-    let listed = rig.control.list();
-    let twin = listed
-        .policies
-        .iter()
-        .find(|it| it.digest == digest(&all.twin));
+    let mut listed = rig.control.list().policies.into_iter();
+    let twin = listed.find(|it| it.digest == digest(&all.twin));
     let twin = twin.expect("it is still loaded");
     assert!(twin.done.requests >= 1 && twin.done.fuel_mean > 1000);
     assert!(twin.done.fuel_max >= twin.done.fuel_mean);
@@ -165,11 +168,7 @@ fn policy_that_fails_too_often_is_rolled_back() {
     }
     let (answer, policy) = rig.ask(&["SET", "k", "panic"]);
     assert_eq!(answer, "-ERR internal error\r\n");
-    assert_eq!(
-        policy,
-        tag(&all.faulty),
-        "the tenth answer is still that policy's"
-    );
+    assert_eq!(policy, tag(&all.faulty), "it gave the tenth answer");
     assert_eq!(rig.ask(&["SET", "k", "panic"]).1, tag(&all.standard));
     let listed = rig.control.list();
     let guard = listed.assignment.guard.expect("the guard names its reason");
@@ -201,11 +200,7 @@ fn rollback_prepares_the_next_rollback() {
         rig.ask(&["SET", "k", "panic"]);
     }
     assert_eq!(rig.control.list().assignment.active, digest(&policies[2]));
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !started(1) {
-        assert!(Instant::now() < deadline, "no instance was started");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait(|| started(1), |it| *it);
     // After an explicit rollback, the next policy is ready when the call returns.
     rig.control.rollback().unwrap();
     assert!(started(0));
@@ -213,8 +208,7 @@ fn rollback_prepares_the_next_rollback() {
 
 #[test]
 fn failures_of_one_client_do_not_trip_the_guard() {
-    let faulty = digest(&policies().faulty);
-    let mut core = core(loaded().promote(faulty).unwrap());
+    let mut core = faulty_core();
     let tripped = |core: &mut Core, client: &str, arguments: &[&str]| {
         let (effects, _) = ask(core, client, arguments);
         effects.tripped.map(|trip| trip.why)
@@ -245,11 +239,8 @@ fn policy_that_fails_in_route_is_rolled_back() {
         assert_eq!((by(&effects), &answer[..]), (faulty, &b":1\r\n"[..]));
     }
     let (effects, _) = ask(&mut core, "c", &["COUNT", "bad-route"]);
-    let why = effects
-        .tripped
-        .expect("the tenth failure trips the guard")
-        .why;
-    assert_eq!(why, "it failed at 10 of its last 19 requests");
+    let trip = effects.tripped.expect("the tenth failure trips the guard");
+    assert_eq!(trip.why, "it failed at 10 of its last 19 requests");
 }
 
 /// Regression test: if two policies failed once too often at one request, only one of them ended,
@@ -260,10 +251,10 @@ fn policies_that_trip_at_one_request_both_end() {
     let canary = faulty_alone();
     let assignment = loaded().promote(faulty).unwrap();
     let assignment = assignment.load(digest(&canary)).unwrap();
-    let assignment = assignment.canary(Some(statehouse_core::policy::Canary {
+    let assignment = assignment.canary(Some(Canary {
         policy: digest(&canary),
         // It answers no request, but is asked for the key of each.
-        rule: statehouse_core::policy::CanaryRule::Keys("none".into()),
+        rule: CanaryRule::Keys("none".into()),
     }));
     let twin = digest(&policies().twin);
     let assignment = assignment.unwrap().route(b"elsewhere/", Some(twin));
@@ -283,8 +274,7 @@ fn policies_that_trip_at_one_request_both_end() {
 /// client as at most half of those that it tolerates.
 #[test]
 fn policy_that_blocks_all_for_one_client_is_rolled_back() {
-    let faulty = digest(&policies().faulty);
-    let mut core = core(loaded().promote(faulty).unwrap());
+    let mut core = faulty_core();
     for client in ["c", "d"] {
         let (effects, _) = ask(&mut core, client, &["SET", "k", "fine"]);
         assert_eq!(effects.failed, None);
@@ -307,7 +297,7 @@ fn canary_that_fails_too_often_is_ended() {
     let all = policies();
     let rig = rig(loaded(), 0);
     let which: Selector = digest(&all.faulty).into();
-    let rule = statehouse_core::policy::CanaryRule::Percent(100);
+    let rule = CanaryRule::Percent(100);
     rig.control.canary(Some((&which, rule))).unwrap();
     for _ in 0..10 {
         assert_eq!(rig.ask(&["SET", "k", "panic"]).1, tag(&all.faulty));
@@ -322,7 +312,7 @@ fn canary_that_fails_too_often_is_ended() {
 #[test]
 fn shadow_sees_the_active_policys_reads_without_effects() {
     let all = policies();
-    let rig = rig(shadowed(&all.twin), 0);
+    let rig = rig(shadowed(loaded(), &all.twin), 0);
     let requests: &[&[&str]] = &[
         &["SET", "k", "1"],
         &["GET", "k"],
@@ -352,16 +342,11 @@ fn shadow_sees_the_active_policys_reads_without_effects() {
 #[test]
 fn fault_in_shadow_is_reported_without_affecting_clients() {
     let candidate = faulty_alone();
-    let shadow = Shadow {
-        policy: digest(&candidate),
-        per_mille: 1000,
-    };
-    let assignment = loaded().load(shadow.policy).unwrap();
-    let assignment = assignment.shadow(Some(shadow)).unwrap();
+    let assignment = loaded().load(digest(&candidate)).unwrap();
+    let assignment = shadowed(assignment, &candidate);
     let rig = rig_over(core_with(assignment, vec![candidate.clone()]), 0);
-    let faults: Vec<&str> = include_str!("../../../tests/policies/faulty/faults.txt")
-        .lines()
-        .collect();
+    let faults = include_str!("../../../tests/policies/faulty/faults.txt");
+    let faults: Vec<&str> = faults.lines().collect();
     for fault in &faults {
         assert_eq!(rig.ask(&["SET", "k", fault]).0, "+OK\r\n", "{fault}");
         let stored = format!("${}\r\n{fault}\r\n", fault.len());
@@ -382,7 +367,7 @@ fn fault_in_shadow_is_reported_without_affecting_clients() {
 #[test]
 fn report_shows_different_answers_and_writes() {
     let all = policies();
-    let rig = rig(shadowed(&all.faulty), 0);
+    let rig = rig(shadowed(loaded(), &all.faulty), 0);
     // The answer differs only in its version, which the faulty policy omits.
     assert_eq!(rig.ask(&["SET", "k", "fine"]).0, "+OK\r\n");
     assert_eq!(rig.ask(&["GET", "absent"]).0, "$-1\r\n");
@@ -405,7 +390,7 @@ fn report_shows_different_answers_and_writes() {
 #[test]
 fn new_comparison_survives_queued_work_of_the_old_one() {
     let all = policies();
-    let rig = rig(shadowed(&all.faulty), 0);
+    let rig = rig(shadowed(loaded(), &all.faulty), 0);
     let long = "x".repeat(1 << 20);
     // The first requests use all fuel of the candidate. A few dozen requests fill the queue.
     let mut asked = 0;
@@ -423,19 +408,18 @@ fn new_comparison_survives_queued_work_of_the_old_one() {
     }
     let before = skipped();
     assert!(before > 0, "the queue was nearly full");
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while rig.control.diff().unwrap().compared == 0 {
-        assert!(Instant::now() < deadline);
-        std::thread::sleep(Duration::from_millis(100));
+    let look = || {
         rig.ask(&["GET", "k"]);
-    }
+        rig.control.diff().unwrap()
+    };
+    wait(look, |it| it.compared > 0);
     assert!(skipped() >= before);
 }
 
 #[test]
 fn candidate_has_the_fuel_of_an_active_policy() {
     let all = policies();
-    let mut core = core(shadowed(&all.faulty));
+    let mut core = core(shadowed(loaded(), &all.faulty));
     let mut tried = |fuel_max| {
         core.store_mut().quota().fuel_max = fuel_max;
         let (effects, answer) = ask(&mut core, "client", &["SET", "k", "burn"]);
@@ -449,20 +433,25 @@ fn candidate_has_the_fuel_of_an_active_policy() {
     assert!(matches!(least, Reexecution::Failed(Failure::Fuel)));
 }
 
+/// Why a re-execution failed.
+fn failure(result: Reexecution) -> String {
+    match result {
+        Reexecution::Failed(failure) => failure.to_string(),
+        _ => panic!("it must fail"),
+    }
+}
+
 /// Regression: a comparison accepted a command that fails after a promotion.
 #[test]
 fn candidate_with_an_undeclared_command_fails() {
     let all = policies();
-    let mut core = core(shadowed(&all.faulty));
+    let mut core = core(shadowed(loaded(), &all.faulty));
     let (effects, answer) = ask(&mut core, "client", &["SET", "k", "beyond"]);
     assert_eq!(answer, "+OK\r\n");
     let observed = effects.sampled.expect("every request is compared");
     let mut instance = Instance::new(all.faulty.clone());
-    let Reexecution::Failed(failure) = observed.execute_by_candidate(&mut instance, &[]) else {
-        panic!("it must fail");
-    };
-    let failure = failure.to_string();
-    assert!(failure.contains("it declares 3 commands"), "{failure}");
+    let result = observed.execute_by_candidate(&mut instance, &[]);
+    assert_contains!(failure(result), "it declares 3 commands");
     // An earlier version of the program accepted it, so a redelivery must be answered alike.
     let again = observed.reexecute(&mut instance);
     assert!(matches!(again, Reexecution::Ran(..)));
@@ -472,7 +461,7 @@ fn candidate_with_an_undeclared_command_fails() {
 #[test]
 fn candidate_that_cannot_notify_fails() {
     let all = policies();
-    let mut core = core(shadowed(&all.faulty));
+    let mut core = core(shadowed(loaded(), &all.faulty));
     let mut instance = Instance::new(all.faulty.clone());
     let mut tried = |key: &str| {
         let (effects, answer) = ask(&mut core, "client", &["SET", key, "fine"]);
@@ -481,11 +470,7 @@ fn candidate_that_cannot_notify_fails() {
         observed.execute_by_candidate(&mut instance, &[])
     };
     assert!(matches!(tried("notify"), Reexecution::Ran(..)));
-    let Reexecution::Failed(failure) = tried("bad-notify") else {
-        panic!("it must fail");
-    };
-    let failure = failure.to_string();
-    assert!(failure.contains("a panic in notify"), "{failure}");
+    assert_contains!(failure(tried("bad-notify")), "a panic in notify");
     // Its instance is replaced.
     assert!(matches!(tried("notify"), Reexecution::Ran(..)));
 }
@@ -495,28 +480,19 @@ fn candidate_that_cannot_notify_fails() {
 #[test]
 fn failure_of_the_active_policy_is_a_difference() {
     let active = faulty_alone();
-    let shadow = Shadow {
-        policy: digest(&policies().standard),
-        per_mille: 1000,
-    };
     let assignment = loaded().load(digest(&active)).unwrap();
     let assignment = assignment.promote(digest(&active)).unwrap();
-    let assignment = assignment.shadow(Some(shadow)).unwrap();
+    let assignment = shadowed(assignment, &policies().standard);
     let rig = rig_over(core_with(assignment, vec![active.clone()]), 1);
     let (answer, policy) = rig.ask(&["SET", "k", "panic"]);
-    assert_eq!(
-        (&answer[..], policy),
-        (&b"-ERR internal error\r\n"[..], tag(&active))
-    );
+    assert_eq!(answer, "-ERR internal error\r\n");
+    assert_eq!(policy, tag(&active));
     let report = rig.report(1);
-    assert_eq!(
-        (report.compared, report.different_answer),
-        (1, 1),
-        "{report:?}"
-    );
+    assert_eq!(report.compared, 1, "{report:?}");
+    assert_eq!(report.different_answer, 1, "{report:?}");
     let example = &report.examples[0];
     let failure = example.active.failure.as_deref().unwrap();
-    assert!(failure.contains("a panic on request"), "{failure}");
+    assert_contains!(failure, "a panic on request");
     assert_eq!(example.active.answer, None);
     assert_eq!(example.candidate.answer.as_deref(), Some("+OK\\r\\n"));
     assert_eq!(example.candidate.writes, ["put k = panic"]);
@@ -533,11 +509,7 @@ fn policy_with_hidden_state_is_detected() {
     for _ in 0..5 {
         rig.ask(&["COUNT", "-"]);
     }
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while all.faulty.work.done().impure < before + 4 {
-        assert!(Instant::now() < deadline, "{:?}", all.faulty.work.done());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait(|| all.faulty.work.done(), |it| it.impure >= before + 4);
     // The standard policy has no hidden state.
     let rig = self::rig(loaded(), 1);
     for _ in 0..50 {

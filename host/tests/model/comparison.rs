@@ -20,13 +20,8 @@ impl Model {
     ) {
         let mut received = Vec::new();
         let mut last = self.last_version;
-        let notifications: Vec<&Notification> = effects
-            .expired
-            .iter()
-            .chain(&effects.notifications)
-            .collect();
         let mut versions: HashMap<Vec<u8>, Stamp> = HashMap::new();
-        for notification in notifications {
+        for notification in effects.expired.iter().chain(&effects.notifications) {
             for it in self.watcher_notifications(notification) {
                 let before = versions.insert(it.key.clone(), notification.version);
                 // The notifications of one change in several dialects have the same version.
@@ -42,11 +37,17 @@ impl Model {
         assert_eq!(received, expected);
     }
 
-    /// A notification of the store as one notification for each watcher.
-    pub(super) fn watcher_notifications(
+    /// Notifications of the store as one notification for each watcher.
+    pub(super) fn all_watcher_notifications(
         &self,
-        notification: &Notification,
+        notifications: &[Notification],
     ) -> Vec<WatcherNotification> {
+        let all = notifications.iter();
+        all.flat_map(|it| self.watcher_notifications(it)).collect()
+    }
+
+    /// A notification of the store as one notification for each watcher.
+    fn watcher_notifications(&self, notification: &Notification) -> Vec<WatcherNotification> {
         let of_watcher = notification.to.iter().map(|(peer, topic)| {
             let client = self.peers.iter().position(|it| it == peer);
             WatcherNotification {
@@ -61,33 +62,25 @@ impl Model {
     /// Compares the table and the watches of the store with the oracle.
     pub(super) fn compare(&self) {
         let is_live = |ms: Option<u64>| ms.is_none_or(|ms| ms > self.now_ms);
-        let table = self.core.store().state().table.range(b"", None);
+        let state = self.core.store().state();
+        let table = state.table.range(b"", None);
         let table: Vec<_> = table.filter(|it| is_live(it.expires_ms())).collect();
         let map = self.oracle.keys.iter();
-        let map: Vec<_> = map
-            .filter(|(_, expected_entry)| is_live(expected_entry.expires_ms))
-            .collect();
+        let map: Vec<_> = map.filter(|(_, it)| is_live(it.expires_ms)).collect();
         assert_eq!(table.len(), map.len());
         for (entry, (expected, expected_entry)) in table.into_iter().zip(map) {
             assert_eq!(entry.key(), expected);
             let owner = format!("client-{}", expected_entry.owner);
-            assert_eq!(
-                self.core.store().state().owner(expected, false),
-                Some(&*owner)
-            );
-            assert_eq!(
-                (entry.value(), entry.version()),
-                (&expected_entry.value[..], expected_entry.version)
-            );
+            assert_eq!(state.owner(expected, false), Some(&*owner));
+            assert_eq!(entry.value(), expected_entry.value);
+            assert_eq!(entry.version(), expected_entry.version);
             assert_eq!(entry.expires_ms(), expected_entry.expires_ms);
             let fence = entry.fence();
-            let fence = fence
-                .as_ref()
-                .map(|fence| (fence.wall, fence.counter, &*fence.node));
+            let fence = fence.as_ref().map(|it| (it.wall, it.counter, &*it.node));
             assert_eq!(fence, expected_entry.fence);
         }
         self.compare_owners();
-        let watches = &self.core.store().state().watches;
+        let watches = &state.watches;
         assert_eq!(watches.are_durable(), self.mode == Mode::Foreign);
         assert_eq!(self.watched(watches), self.oracle.watched());
     }
@@ -102,10 +95,8 @@ impl Model {
             (*keys, *bytes) = (*keys + 1, *bytes + entry.weight());
         }
         let counted = state.owners.all();
-        let counted: BTreeMap<_, _> = counted
-            .map(|(it, keys, bytes)| (it, (keys, bytes)))
-            .collect();
-        assert_eq!(counted, owned);
+        let counted = counted.map(|(it, keys, bytes)| (it, (keys, bytes)));
+        assert_eq!(counted.collect::<BTreeMap<_, _>>(), owned);
     }
 
     /// All watches with their clients and dialects, sorted.

@@ -159,7 +159,9 @@ impl Model {
                 };
                 let words = words.iter().map(word).collect();
                 let (timestamp, token) = (timestamp.at(self.now_ms), token.at(self.now_ms));
-                self.handle_new_request(*client, DIALECTS[*dialect], words, timestamp, token);
+                let dialect = DIALECTS[*dialect];
+                let request = self.new_request(*client, dialect, words, timestamp, token);
+                self.handle_as_new(request, false);
             }
             Op::Redeliver(which, redelivery) => self.redeliver(which, *redelivery),
             // Identical requests have the same identity there.
@@ -171,14 +173,13 @@ impl Model {
                     let past = which.get_mut(&mut self.history);
                     past.has_identical = true;
                     let session = self.peers[past.client].session;
-                    let packet_id = self.next_packet_id;
-                    self.next_packet_id += 1;
                     let identical = PastRequest {
-                        packet_id,
+                        packet_id: self.next_packet_id,
                         session,
                         remembered_answer: None,
                         ..past.clone()
                     };
+                    self.next_packet_id += 1;
                     self.handle_as_new(identical, false);
                 }
             }
@@ -199,10 +200,9 @@ impl Model {
                 self.peers[*client] = self.peer(*client, None);
             }
             Op::CatchUp(client, dialect, is_prefix, key, since) => {
-                let scope = if *is_prefix {
-                    Scope::Prefix
-                } else {
-                    Scope::Key
+                let scope = match *is_prefix {
+                    true => Scope::Prefix,
+                    false => Scope::Key,
                 };
                 let watched = (scope, key.as_bytes().to_vec());
                 self.catch_up(*client, DIALECTS[*dialect], watched, since);
@@ -220,18 +220,6 @@ impl Model {
             Op::Restart => self.restart(),
         }
         self.compare();
-    }
-
-    fn handle_new_request(
-        &mut self,
-        client: usize,
-        dialect: Dialect,
-        words: Vec<Vec<u8>>,
-        timestamp: Option<Reading>,
-        token: Option<Reading>,
-    ) {
-        let past = self.new_request(client, dialect, words, timestamp, token);
-        self.handle_as_new(past, false);
     }
 
     fn new_request(
@@ -289,10 +277,8 @@ impl Model {
         assert_eq!((effects.failures, effects.repeated), (0, None));
         let answer = effects.answer.take().expect("every request has an answer");
         let payload = &answer.payload;
-        assert_eq!(
-            payload.escape_ascii().to_string(),
-            expected.payload.escape_ascii().to_string()
-        );
+        let shown = |payload: &[u8]| payload.escape_ascii().to_string();
+        assert_eq!(shown(payload), shown(&expected.payload));
         assert_eq!(effects.handled.is_some(), expected.repeatable);
         match expected.version {
             Version::None => assert_eq!(answer.version, None),
@@ -305,10 +291,8 @@ impl Model {
             Version::Above(wall, counter) => {
                 let version = answer.version.expect("a new version");
                 assert!(version > self.last_version && version > Stamp { wall, counter });
-                assert_eq!(
-                    version.wall,
-                    self.last_version.wall.max(wall).max(self.now_ms)
-                );
+                let latest = self.last_version.wall.max(wall).max(self.now_ms);
+                assert_eq!(version.wall, latest);
             }
         }
         notifications.extend(expected.notifications.iter().cloned());
@@ -329,10 +313,9 @@ impl Model {
         // Notifications of expired keys would precede those of the missed changes.
         self.step(Input::Sweep);
         let changes = self.oracle.changes.iter().enumerate();
-        let versions = changes.filter_map(|(at, it)| Some((at + 1, it.version?)));
-        let versions: Vec<_> = std::iter::once((0, Stamp::default()))
-            .chain(versions)
-            .collect();
+        let later = changes.filter_map(|(at, it)| Some((at + 1, it.version?)));
+        let versions = std::iter::once((0, Stamp::default())).chain(later);
+        let versions: Vec<_> = versions.collect();
         let (count, version) = *since.get(&versions);
         let from = format!("{}:{}:n", version.wall, version.counter);
         let mut words = vec![b"KEYNOTIFY".to_vec(), watched.1.clone()];
@@ -344,14 +327,10 @@ impl Model {
         let effects = self.deliver(&past, false);
         assert!(effects.handled.is_none() && effects.notifications.is_empty());
         let answer = effects.answer.expect("every request has an answer");
-        if answer
-            .payload
-            .starts_with(b"-ERR the changes since this version are no longer known")
-        {
-            assert!(
-                count < self.known_from || self.run > 15,
-                "{count} of {versions:?}"
-            );
+        let unknown = b"-ERR the changes since this version are no longer known";
+        if answer.payload.starts_with(unknown) {
+            let may_be_unknown = count < self.known_from || self.run > 15;
+            assert!(may_be_unknown, "{count} of {versions:?}");
             assert!(effects.expired.is_empty());
             return;
         }
@@ -359,16 +338,9 @@ impl Model {
         let last = self.core.store().state().hlc.last();
         assert_eq!(answer.version, Some(last));
         assert!(effects.expired.is_sorted_by(|a, b| a.version < b.version));
-        assert!(
-            effects
-                .expired
-                .iter()
-                .all(|it| version < it.version && it.version <= last)
-        );
-        let received = effects.expired.iter();
-        let mut received: Vec<_> = received
-            .flat_map(|it| self.watcher_notifications(it))
-            .collect();
+        let is_between = |it: Stamp| version < it && it <= last;
+        assert!(effects.expired.iter().all(|it| is_between(it.version)));
+        let mut received = self.all_watcher_notifications(&effects.expired);
         let mut missed = self.oracle.missed(count, &watched, client, dialect);
         // Keys that expired in the same step have no order, which a stable sort by key ignores.
         received.sort_by(|a, b| a.key.cmp(&b.key));
@@ -416,21 +388,13 @@ impl Model {
         let ended = (past.ended.clone()).is_some_and(|it| self.oracle.unwatch(it, past.client));
         let recorded = effects.watches.is_some();
         assert_eq!(recorded, ended && self.mode == Mode::Foreign);
-        let answer = effects
-            .answer
-            .as_ref()
-            .expect("every request has an answer");
+        let answer = effects.answer.take().expect("every request has an answer");
         assert_eq!((&answer.payload, answer.version), (&first.0, first.1));
         let renotified = self.expected_renotifications(at);
-        assert_eq!(
-            effects.renotified,
-            (!renotified.is_empty()).then_some(Renotified::Sent)
-        );
+        let sent = (!renotified.is_empty()).then_some(Renotified::Sent);
+        assert_eq!(effects.renotified, sent);
         let notifications = std::mem::take(&mut effects.notifications);
-        let mut received: Vec<WatcherNotification> = notifications
-            .iter()
-            .flat_map(|it| self.watcher_notifications(it))
-            .collect();
+        let mut received = self.all_watcher_notifications(&notifications);
         received.sort();
         assert_eq!(received, renotified);
         // These versions are not new, but no client may have observed the version of an unwatched
@@ -449,10 +413,9 @@ impl Model {
         }
         past.renotified_in = self.run;
         let changed = past.changed.as_ref();
-        let mut expected: Vec<WatcherNotification> = changed
-            .into_iter()
-            .flat_map(|(key, value)| self.oracle.notifications_of(key, value.as_deref()))
-            .collect();
+        let mut expected = changed.map_or(Vec::new(), |(key, value)| {
+            self.oracle.notifications_of(key, value.as_deref())
+        });
         expected.sort();
         expected
     }
@@ -463,10 +426,8 @@ impl Model {
         let past = &self.history[at];
         let newer = self.history[at + 1..].iter();
         let newer = newer.filter(|it| it.session == past.session && it.remembered_answer.is_some());
-        let young = past
-            .remembered_answer
-            .as_ref()
-            .is_some_and(|(_, ms)| self.now_ms < ms + WINDOW_MS);
+        let answered = past.remembered_answer.as_ref();
+        let young = answered.is_some_and(|(_, ms)| self.now_ms < ms + WINDOW_MS);
         young || (newer.count() as u64) < retention(self.mode).per_session
     }
 
@@ -487,10 +448,8 @@ impl Model {
             },
             ..Incoming::new(peer, &payload, &past.properties)
         };
-        let decision = self
-            .core
-            .handle(Input::Publish(&incoming), now(self.now_ms));
-        decision.effects
+        let now = now(self.now_ms);
+        self.core.handle(Input::Publish(&incoming), now).effects
     }
 
     fn step(&mut self, input: Input<'_>) {
@@ -550,11 +509,9 @@ impl Model {
         image.begin(self.mode);
         assert!(image.now_ms <= self.now_ms);
         let number = image.active.expect("the first records name a policy") as usize;
-        assert_eq!(
-            image.policies[number].digest,
-            policies()[self.active].digest
-        );
-        let mut registry = Registry::new(policies()[self.active].clone(), None);
+        let active = &policies()[self.active];
+        assert_eq!(image.policies[number].digest, active.digest);
+        let mut registry = Registry::new(active.clone(), None);
         registry.retire(policies()[1 - self.active].clone());
         let journal = self.records.clone();
         let recorder = Recorder::new(journal, image.policies.clone(), image.active);

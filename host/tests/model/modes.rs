@@ -15,7 +15,7 @@ use statehouse_core::log::{
 use statehouse_core::policy::Registry;
 use statehouse_core::request::{Delivery, Dialect, Incoming};
 use statehouse_core::store::{Effects, Key, Mode, Peer, Renotified, Rerun};
-use statehouse_core::{Core, Decision, Input, Settings};
+use statehouse_core::{Core, Input, Settings};
 use statehouse_mqtt::simulation::session_began;
 use statehouse_mqtt::{Properties, PropertiesBuilder};
 use statehouse_protocol::SessionId;
@@ -128,12 +128,19 @@ impl RecordedStore {
             delivery: Delivery::new(&peer, 0, true),
             ..Incoming::new(&peer, &payload, &properties)
         };
-        let Decision {
-            position, effects, ..
-        } = self
-            .core
-            .handle(Input::Publish(&incoming), now(self.now_ms));
-        (effects, position)
+        let now = now(self.now_ms);
+        let decision = self.core.handle(Input::Publish(&incoming), now);
+        (decision.effects, decision.position)
+    }
+
+    /// Handles a new request. Returns its answer.
+    fn ask(&mut self, client: u64, words: &[&str]) -> String {
+        answer(&self.request(client, words).0)
+    }
+
+    /// Handles a request of client 1, possibly again.
+    fn repeat(&mut self, id: u64, words: &[&str]) -> Effects {
+        self.request_with_id(1, id, words).0
     }
 
     fn step(&mut self, input: Input<'_>) -> Effects {
@@ -150,10 +157,8 @@ impl RecordedStore {
 }
 
 fn answer(effects: &Effects) -> String {
-    let answer = effects
-        .answer
-        .as_ref()
-        .expect("every request has an answer");
+    let answer = effects.answer.as_ref();
+    let answer = answer.expect("every request has an answer");
     answer.payload.escape_ascii().to_string()
 }
 
@@ -204,15 +209,8 @@ fn only_events_that_end_a_watch_write_a_record() {
     let store = store.restart(Mode::Foreign);
     let watched = ["a", "b", "c", "d"].map(|key| store.watchers(key));
     assert_eq!(watched, [0, 0, 1, 1]);
-    let watching: Vec<Peer> = store
-        .core
-        .store()
-        .state()
-        .watches
-        .peers()
-        .cloned()
-        .collect();
-    assert_eq!(watching, [first]);
+    let watching: Vec<_> = store.core.store().state().watches.peers().collect();
+    assert_eq!(watching, [&first]);
 }
 
 #[test]
@@ -225,11 +223,11 @@ fn redelivered_stop_ends_the_watch_that_a_redelivered_keynotify_began() {
             if mode == Mode::Embedded {
                 store.record_session();
             }
-            store.request_with_id(1, 1, &begin);
-            store.request_with_id(1, 2, &stop);
+            store.repeat(1, &begin);
+            store.repeat(2, &stop);
             for _ in 0..2 {
-                store.request_with_id(1, 1, &begin);
-                let (effects, _) = store.request_with_id(1, 2, &stop);
+                store.repeat(1, &begin);
+                let effects = store.repeat(2, &stop);
                 assert_eq!(effects.repeated, Some(Rerun::Same), "{mode:?}");
                 assert_eq!(answer(&effects), "+OK\\r\\n");
                 assert_eq!(store.watchers("k"), 0, "{mode:?} {scope:?}");
@@ -246,42 +244,39 @@ fn full_disk_allows_only_existing_durable_watches() {
     let mut store = RecordedStore::new(Mode::Foreign);
     store.request(1, &["KEYNOTIFY", "k"]);
     store.core.store_mut().quota().journal = JournalRoom::Removals;
-    let (effects, _) = store.request(1, &["KEYNOTIFY", "other"]);
-    assert_eq!(answer(&effects), "-ERR the quota has been exceeded\\r\\n");
-    let (effects, _) = store.request(1, &["KEYNOTIFY", "k"]);
-    assert_eq!(answer(&effects), "+OK\\r\\n");
+    let refused = "-ERR the quota has been exceeded\\r\\n";
+    assert_eq!(store.ask(1, &["KEYNOTIFY", "other"]), refused);
+    assert_eq!(store.ask(1, &["KEYNOTIFY", "k"]), "+OK\\r\\n");
     store.step(Input::Undeliverable(&store.peer(1), b"k"));
     let mut store = RecordedStore::new(Mode::Embedded);
     store.core.store_mut().quota().journal = JournalRoom::Removals;
-    let (effects, _) = store.request(1, &["KEYNOTIFY", "k"]);
-    assert_eq!(answer(&effects), "+OK\\r\\n");
+    assert_eq!(store.ask(1, &["KEYNOTIFY", "k"]), "+OK\\r\\n");
 }
 
 /// Protocol, section 9: a duplicate gets the first response, although the log has no room for it.
 #[test]
 fn refusal_on_a_full_disk_is_remembered_until_a_restart() {
     let refused = "-ERR the quota has been exceeded\\r\\n";
+    let set = ["SET", "k", "1"];
     for mode in [Mode::Embedded, Mode::Foreign] {
         let mut store = RecordedStore::new(mode);
         store.record_session();
         store.request(1, &["SET", "other", "1"]);
         let recorded = store.records.all().len();
         store.core.store_mut().quota().journal = JournalRoom::Removals;
-        let (effects, _) = store.request_with_id(1, 100, &["SET", "k", "1"]);
-        assert_eq!(
-            (answer(&effects).as_str(), effects.repeated),
-            (refused, None)
-        );
+        let repeated = |store: &mut RecordedStore| {
+            let effects = store.repeat(100, &set);
+            (answer(&effects), effects.repeated)
+        };
+        assert_eq!(repeated(&mut store), (refused.to_owned(), None), "{mode:?}");
         assert_eq!(store.records.all().len(), recorded, "{mode:?}");
         store.core.store_mut().quota().journal = JournalRoom::Growth;
-        let (effects, _) = store.request_with_id(1, 100, &["SET", "k", "1"]);
-        assert_eq!(answer(&effects), refused, "{mode:?}");
-        assert_eq!(effects.repeated, Some(Rerun::Same), "{mode:?}");
-        let (effects, _) = store.request(1, &["SET", "k", "1"]);
-        assert_eq!(answer(&effects), "+OK\\r\\n");
+        let again = (refused.to_owned(), Some(Rerun::Same));
+        assert_eq!(repeated(&mut store), again, "{mode:?}");
+        assert_eq!(store.ask(1, &set), "+OK\\r\\n", "{mode:?}");
         let mut store = store.restart(mode);
-        let (effects, _) = store.request_with_id(1, 100, &["SET", "k", "1"]);
-        assert_eq!((&*answer(&effects), effects.repeated), ("+OK\\r\\n", None));
+        let executed = ("+OK\\r\\n".to_owned(), None);
+        assert_eq!(repeated(&mut store), executed, "{mode:?}");
     }
 }
 
@@ -291,30 +286,28 @@ fn start_in_another_mode_drops_dedup_entries_and_watches() {
     store.record_session();
     store.request(1, &["SET", "k", "1"]);
     store.request(1, &["KEYNOTIFY", "k"]);
+    // The remembered requests, and the watchers of the key.
+    let known = |store: &RecordedStore| {
+        let duplicates = store.core.store().duplicates().len();
+        (duplicates, store.watchers("k"))
+    };
     let store = store.restart(Mode::Embedded);
-    assert_eq!(store.core.store().duplicates().len(), 1);
-    assert_eq!(store.watchers("k"), 0);
+    assert_eq!(known(&store), (1, 0));
 
     let mut store = store.restart(Mode::Foreign);
-    assert_eq!(store.core.store().duplicates().len(), 0);
+    assert_eq!(known(&store), (0, 0));
     store.request(1, &["SET", "k", "2"]);
     store.request(1, &["KEYNOTIFY", "k"]);
     let store = store.restart(Mode::Foreign);
-    assert_eq!(store.core.store().duplicates().len(), 1);
-    assert_eq!(store.watchers("k"), 1);
+    assert_eq!(known(&store), (1, 1));
 
     let store = store.restart(Mode::Embedded);
-    assert_eq!(store.core.store().duplicates().len(), 0);
-    assert_eq!(store.watchers("k"), 0);
+    assert_eq!(known(&store), (0, 0));
     // The start in embedded mode wrote a record, so a later start does not bring them back.
     let store = store.restart(Mode::Foreign);
-    assert_eq!(store.core.store().duplicates().len(), 0);
-    assert_eq!(store.watchers("k"), 0);
-    assert_eq!(
-        store.core.store().state().table.keys(),
-        1,
-        "keys do not depend on the mode"
-    );
+    assert_eq!(known(&store), (0, 0));
+    let keys = store.core.store().state().table.keys();
+    assert_eq!(keys, 1, "keys do not depend on the mode");
 }
 
 /// There are more watches than a block holds: many of one client, and one of each of many clients.
@@ -327,19 +320,17 @@ fn snapshot_holds_watches_only_behind_a_foreign_broker() {
     for client in 2..700 {
         store.request(client, &["KEYNOTIFY", "k"]);
     }
-    let blocks = |store: &RecordedStore| {
-        let (mut progress, mut blocks) = (Progress::default(), Vec::new());
+    let image = |store: &RecordedStore| {
+        let mut image = Image::new(retention(store.mode));
+        let mut progress = Progress::default();
         let (state, duplicates) = (store.core.store().state(), store.core.store().duplicates());
         while let Some(block) = progress.next(state, duplicates, Default::default) {
-            blocks.push(block);
+            image.block(&block).expect("the store wrote this block");
         }
-        blocks
+        image
     };
-    let mut image = Image::new(retention(Mode::Foreign));
-    for block in blocks(&store) {
-        image.block(&block).expect("the store wrote this block");
-    }
-    let (found, watches) = (&image.state.watches, &store.core.store().state().watches);
+    let read = image(&store);
+    let (found, watches) = (&read.state.watches, &store.core.store().state().watches);
     assert_eq!(found.len(), 1_500 + 698);
     assert!(found.peers().eq(watches.peers()));
     for peer in watches.peers() {
@@ -348,11 +339,7 @@ fn snapshot_holds_watches_only_behind_a_foreign_broker() {
 
     let mut store = RecordedStore::new(Mode::Embedded);
     store.request(1, &["KEYNOTIFY", "k"]);
-    let mut image = Image::new(retention(Mode::Embedded));
-    for block in blocks(&store) {
-        image.block(&block).expect("the store wrote this block");
-    }
-    assert!(image.state.watches.is_empty());
+    assert!(image(&store).state.watches.is_empty());
 }
 
 /// A new run cannot know which notifications of an earlier run were sent.
@@ -360,36 +347,31 @@ fn snapshot_holds_watches_only_behind_a_foreign_broker() {
 fn redelivery_in_a_later_run_renotifies_watchers_once() {
     let mut store = RecordedStore::new(Mode::Foreign);
     store.request(2, &["KEYNOTIFY", "k"]);
-    store.request_with_id(1, 7, &["SET", "k", "new"]);
-    let (effects, _) = store.request_with_id(1, 7, &["SET", "k", "new"]);
-    assert_eq!((effects.renotified, effects.notifications.len()), (None, 0));
+    let is_silent = |it: &Effects| it.renotified.is_none() && it.notifications.is_empty();
+    let set = ["SET", "k", "new"];
+    store.repeat(7, &set);
+    assert!(is_silent(&store.repeat(7, &set)));
     let first = store.last_record();
 
     let mut store = store.restart(Mode::Foreign);
     // Clients that began to watch after the change are notified too.
     store.request(3, &["KEYNOTIFY", "k"]);
-    let (effects, position) = store.request_with_id(1, 7, &["SET", "k", "new"]);
+    let (effects, position) = store.request_with_id(1, 7, &set);
     assert_eq!(answer(&effects), "+OK\\r\\n");
     assert!(effects.handled.is_none() && position > first);
     assert_eq!(effects.renotified, Some(Renotified::Sent));
     let [notification] = &effects.notifications[..] else {
         panic!("one change, one dialect: {:?}", effects.notifications);
     };
-    let to: Vec<&str> = notification
-        .to
-        .iter()
-        .map(|(peer, _)| &*peer.client)
-        .collect();
-    assert_eq!(to, ["client-2", "client-3"]);
+    let to = notification.to.iter().map(|(peer, _)| &*peer.client);
+    assert!(to.eq(["client-2", "client-3"]), "{notification:?}");
     let version = effects.answer.and_then(|answer| answer.version);
     assert_eq!(Some(notification.version), version);
 
-    let (effects, _) = store.request_with_id(1, 7, &["SET", "k", "new"]);
-    assert_eq!((effects.renotified, effects.notifications.len()), (None, 0));
+    assert!(is_silent(&store.repeat(7, &set)));
     // A request of this run is not renotified.
-    store.request_with_id(1, 8, &["SET", "k", "newer"]);
-    let (effects, _) = store.request_with_id(1, 8, &["SET", "k", "newer"]);
-    assert_eq!((effects.renotified, effects.notifications.len()), (None, 0));
+    store.repeat(8, &["SET", "k", "newer"]);
+    assert!(is_silent(&store.repeat(8, &["SET", "k", "newer"])));
 }
 
 #[test]
@@ -399,13 +381,13 @@ fn renotification_without_the_policy_is_incomplete() {
     // Another policy handles the request, and is missing after the restart.
     let twin = policies()[1].clone();
     promote(&mut store.core, twin.clone());
-    store.request_with_id(1, 7, &["SET", "k", "new"]);
+    store.repeat(7, &["SET", "k", "new"]);
     let mut store = store.restart(Mode::Foreign);
-    let (effects, _) = store.request_with_id(1, 7, &["SET", "k", "new"]);
+    let effects = store.repeat(7, &["SET", "k", "new"]);
     assert_eq!(answer(&effects), "+OK\\r\\n");
     assert_eq!(effects.renotified, Some(Renotified::Incomplete));
     assert!(effects.notifications.is_empty());
-    let (effects, _) = store.request_with_id(1, 7, &["SET", "k", "new"]);
+    let effects = store.repeat(7, &["SET", "k", "new"]);
     assert_eq!(effects.renotified, None, "counted once");
 }
 
@@ -439,10 +421,7 @@ fn start_renotifies_recent_expirations_of_absent_keys() {
     };
     assert_eq!(&*peer.client, "client-2");
     assert!(topic.ends_with(b"/676F6E65"), "{topic:?}");
-    assert!(
-        effects.expired.contains(notification),
-        "it equals the first notification"
-    );
+    assert!(effects.expired.contains(notification), "{notification:?}");
     // That run may not have sent it either, so the next start repeats it, until the expiration is
     // too old.
     let mut store = store.restart(Mode::Foreign);
@@ -470,10 +449,10 @@ fn embedded_start_renotifies_no_expirations() {
 fn embedded_redelivery_renotifies_no_watchers() {
     let mut store = RecordedStore::new(Mode::Embedded);
     store.record_session();
-    store.request_with_id(1, 7, &["SET", "k", "new"]);
+    store.repeat(7, &["SET", "k", "new"]);
     let mut store = store.restart(Mode::Embedded);
     store.request(2, &["KEYNOTIFY", "k"]);
-    let (effects, _) = store.request_with_id(1, 7, &["SET", "k", "new"]);
+    let effects = store.repeat(7, &["SET", "k", "new"]);
     assert!(effects.repeated.is_some());
     assert_eq!((effects.renotified, effects.notifications.len()), (None, 0));
 }

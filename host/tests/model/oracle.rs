@@ -209,35 +209,24 @@ impl Oracle {
         key: &[u8],
         value: Option<&[u8]>,
     ) -> Vec<WatcherNotification> {
-        let covering = self
-            .watches
-            .iter()
-            .filter(|(watched, _)| covers(watched, key));
+        let covering = self.watches.iter().filter(|(it, _)| covers(it, key));
         let mut covering: Vec<_> = covering.collect();
         // The most specific watch of a client decides the dialect.
         covering.sort_by_key(|((scope, watched), _)| (*scope == Scope::Key, watched.len()));
-        let watchers: BTreeMap<&usize, &Dialect> = covering
-            .into_iter()
-            .flat_map(|(_, watchers)| watchers)
-            .collect();
-        let watchers = watchers.into_iter();
-        watchers
-            .map(|(client, dialect)| notification(key, value, *client, *dialect))
+        let watchers = covering.into_iter().flat_map(|(_, watchers)| watchers);
+        let watchers: BTreeMap<&usize, &Dialect> = watchers.collect();
+        let all = watchers.into_iter();
+        all.map(|(client, dialect)| notification(key, value, *client, *dialect))
             .collect()
     }
 
     /// Predicts the effects of a request without applying them, because its version is not known
     /// yet.
     pub(crate) fn predict(&self, request: &OracleRequest<'_>) -> Prediction {
-        self.decide(request).unwrap_or_else(|refusal| {
-            let (text, repeatable) = refusal;
-            Prediction {
-                payload: format!("-ERR {text}\r\n").into_bytes(),
-                version: Version::None,
-                repeatable,
-                notifications: Vec::new(),
-                change: Change::Nothing,
-            }
+        let decided = self.decide(request);
+        decided.unwrap_or_else(|(text, repeatable)| Prediction {
+            repeatable,
+            ..Prediction::new(format!("-ERR {text}\r\n").as_bytes(), Version::None)
         })
     }
 
@@ -254,12 +243,8 @@ impl Oracle {
                 self.note_change(&key, None, None);
                 self.keys.remove(&key);
             }
-            Change::Watch(key, client, dialect) => {
-                self.watch(key, client, dialect);
-            }
-            Change::Unwatch(key, client) => {
-                self.unwatch(key, client);
-            }
+            Change::Watch(key, client, dialect) => self.watch(key, client, dialect),
+            Change::Unwatch(key, client) => _ = self.unwatch(key, client),
         }
     }
 
@@ -290,11 +275,9 @@ impl Oracle {
         }
         if words.len() > most {
             // A surplus option of KEYNOTIFY is an unknown or a repeated option.
-            let options = verb == b"KEYNOTIFY";
-            return format_error(if options {
-                "syntax error"
-            } else {
-                "wrong number of arguments"
+            return format_error(match &verb[..] {
+                b"KEYNOTIFY" => "syntax error",
+                _ => "wrong number of arguments",
             });
         }
         let options = match &verb[..] {

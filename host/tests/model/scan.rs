@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock};
 
 use proptest::prelude::*;
 use statehouse_core::store::Mode;
+use statehouse_tests::resp;
 
 use crate::modes::RecordedStore;
 use crate::pattern::matches;
@@ -55,11 +56,8 @@ fn scan(store: &mut RecordedStore, pattern: &[u8]) -> Vec<Vec<u8>> {
         words.extend(token.as_deref());
         let (effects, _) = store.request(1, &words);
         let answer = effects.answer.expect("every request has an answer");
-        let mut rest = &answer.payload[..];
-        let parts = number(&mut rest, b'*');
-        let count = number(&mut rest, b'*');
-        listed.extend((0..count).map(|_| bulk(&mut rest)));
-        let next = (parts == 2).then(|| bulk(&mut rest));
+        let (keys, next) = resp::scan(&answer.payload);
+        listed.extend(keys);
         assert!(next.is_none() || next != token, "a page repeats");
         token = next;
         if token.is_none() {
@@ -68,40 +66,14 @@ fn scan(store: &mut RecordedStore, pattern: &[u8]) -> Vec<Vec<u8>> {
     }
 }
 
-fn number(rest: &mut &[u8], kind: u8) -> usize {
-    let end = rest.iter().position(|&byte| byte == b'\r');
-    let (line, behind) = rest.split_at(end.expect("a whole line"));
-    assert_eq!(line[0], kind, "{}", line.escape_ascii());
-    *rest = &behind[2..];
-    let digits = std::str::from_utf8(&line[1..]).expect("digits");
-    digits.parse().expect("a number")
-}
-
-fn bulk(rest: &mut &[u8]) -> Vec<u8> {
-    let len = number(rest, b'$');
-    let bytes = rest[..len].to_vec();
-    *rest = &rest[len + 2..];
-    bytes
-}
-
 /// Compares the keys that SCAN lists with the definition of the pattern.
 fn check(pattern: &[u8]) {
-    let expected: Vec<Vec<u8>> = keys()
-        .into_iter()
-        .filter(|key| matches(pattern, key))
-        .collect();
-    let listed = with_store(|store| scan(store, pattern));
-    let shown = |keys: &[Vec<u8>]| -> Vec<String> {
-        keys.iter()
-            .map(|key| key.escape_ascii().to_string())
-            .collect()
-    };
-    assert_eq!(
-        shown(&listed),
-        shown(&expected),
-        "{}",
-        pattern.escape_ascii()
-    );
+    let expected = keys().into_iter().filter(|key| matches(pattern, key));
+    let shown = |key: Vec<u8>| key.escape_ascii().to_string();
+    let expected: Vec<_> = expected.map(shown).collect();
+    let listed = with_store(|store| scan(store, pattern)).into_iter();
+    let listed: Vec<_> = listed.map(shown).collect();
+    assert_eq!(listed, expected, "{}", pattern.escape_ascii());
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! The policies of all runs, which of them answers a request, and their changes by the operator and
 //! the guard.
 
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use statehouse::STANDARD_POLICY;
@@ -10,12 +9,10 @@ use statehouse_core::policy::{
     Assignment, Canary, CanaryRule, Digest, Engine, Instance, Policy, Registry,
 };
 use statehouse_core::store::Transaction;
+use statehouse_tests::policies::example;
 
 use crate::oracle::Change;
 use crate::world::World;
-
-#[path = "../../../tests/policies/building.rs"]
-mod building;
 
 /// The standard policy.
 pub(crate) const STANDARD: usize = 0;
@@ -34,9 +31,7 @@ fn all() -> &'static Policies {
         let load = |file: &[u8]| Arc::new(engine.load(file).expect("a policy"));
         // The engine ignores a custom section: id 0, its length, its name with a length.
         let twin = [STANDARD_POLICY, b"\0\x05\x04twin"].concat();
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("policies");
-        let faulty = std::fs::read(building::build("faulty", &target, |_| {}));
-        let faulty = faulty.expect("the build wrote the module");
+        let faulty = std::fs::read(example("faulty")).expect("the build wrote the module");
         [load(STANDARD_POLICY), load(&twin), load(&faulty)]
     })
 }

@@ -212,20 +212,18 @@ impl Run {
                 self.report.logged.push(LoggedAt { line, logged });
             }
         }
-        self.report
-            .failed
-            .extend(failures.into_iter().map(|why| Failed {
+        for why in failures {
+            let request = request.clone();
+            self.report.failed.push(Failed { line, request, why });
+        }
+        for what in hidden {
+            let request = request.clone();
+            self.report.hidden.push(Hidden {
                 line,
-                request: request.clone(),
-                why,
-            }));
-        self.report
-            .hidden
-            .extend(hidden.into_iter().map(|what| Hidden {
-                line,
-                request: request.clone(),
+                request,
                 what,
-            }));
+            });
+        }
     }
 
     fn queue_notification(&mut self, at: usize, notification: Notification) {
@@ -248,20 +246,14 @@ impl Run {
         let options = Options::read(options, &self.variables, &now)?;
         let dialect = self.dialect;
         let id = self.actor(client)?.id.clone();
-        let mut payload = if raw {
-            words
-                .first()
-                .map(|word| word.bytes.clone())
-                .unwrap_or_default()
-        } else {
-            array(&self.variables.words(words, now)?)
+        let mut payload = match raw {
+            true => words.first().map_or(Vec::new(), |it| it.bytes.clone()),
+            false => array(&self.variables.words(words, now)?),
         };
         if let Some(times) = options.times {
-            if payload.len().saturating_mul(times) > statehouse_core::limits::PACKET_BYTES_MAX_MAX {
-                return Err(format!(
-                    "no packet has more than {} bytes",
-                    statehouse_core::limits::PACKET_BYTES_MAX_MAX
-                ));
+            let max = statehouse_core::limits::PACKET_BYTES_MAX_MAX;
+            if payload.len().saturating_mul(times) > max {
+                return Err(format!("no packet has more than {max} bytes"));
             }
             payload = payload.repeat(times);
         }

@@ -16,12 +16,11 @@ impl RecordedStore {
 fn redelivery_after_a_clock_step_and_a_restart_has_no_effect() {
     let mut store = RecordedStore::new(Mode::Foreign);
     let set = ["SET", "k", "v", "NX"];
-    store.request_with_id(1, 7, &set);
+    store.repeat(7, &set);
     store.step_clock();
     store.request(1, &["DEL", "k"]);
     let mut store = store.restart(Mode::Foreign);
-    let (effects, _) = store.request_with_id(1, 7, &set);
-    assert_eq!(effects.repeated, Some(Rerun::Same));
+    assert_eq!(store.repeat(7, &set).repeated, Some(Rerun::Same));
 }
 
 #[test]
@@ -34,12 +33,9 @@ fn deadlines_move_with_the_clock_and_survive_a_restart() {
     let store = RecordedStore::new(Mode::Embedded);
     store.records.add_old_readers();
     for moved in check_moved_deadlines(store) {
+        use record::Record::{Postponed, Swept};
         let read = record::read(&moved).unwrap();
-        let known = matches!(
-            read,
-            record::Record::Swept { .. } | record::Record::Postponed { .. }
-        );
-        assert!(known, "{read:?}");
+        assert!(matches!(read, Swept { .. } | Postponed { .. }), "{read:?}");
     }
 }
 
@@ -51,24 +47,22 @@ fn check_moved_deadlines(mut store: RecordedStore) -> Vec<Vec<u8>> {
     let before = store.records.all().len();
     store.step_clock();
     let moved = store.records.all()[before..].to_vec();
-    assert_eq!(
-        store.core.store().state().owner(b"lock", false),
-        Some("client-1")
-    );
-    store.request(1, &["SET", "replaced", "w"]);
-    for _ in 0..2 {
-        let held = answer(&store.request(2, &["GET", "lock"]).0);
-        assert!(held.starts_with("$90\\r\\n"), "{held}");
-        store = store.restart(Mode::Embedded);
+    let check_owner = |store: &RecordedStore| {
         let owner = store.core.store().state().owner(b"lock", false);
         assert_eq!(owner, Some("client-1"));
+    };
+    check_owner(&store);
+    store.request(1, &["SET", "replaced", "w"]);
+    for _ in 0..2 {
+        let held = store.ask(2, &["GET", "lock"]);
+        assert!(held.starts_with("$90\\r\\n"), "{held}");
+        store = store.restart(Mode::Embedded);
+        check_owner(&store);
     }
     store.now_ms += 500;
     store.step(Input::Sweep);
-    let gone = answer(&store.request(2, &["GET", "lock"]).0);
-    assert_eq!(gone, "$-1\\r\\n");
-    let kept = answer(&store.request(2, &["GET", "replaced"]).0);
-    assert_eq!(kept, "$1\\r\\nw\\r\\n");
+    assert_eq!(store.ask(2, &["GET", "lock"]), "$-1\\r\\n");
+    assert_eq!(store.ask(2, &["GET", "replaced"]), "$1\\r\\nw\\r\\n");
     moved
 }
 
