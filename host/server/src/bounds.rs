@@ -38,6 +38,8 @@ impl Server {
     /// refuses it.
     pub fn check_watch(&self, peer: &Peer, key: &[u8]) -> Result<(), Exceeded> {
         let mut locked = self.lock();
+        // As in `check_write`.
+        locked.check_disk_space(&*self.journal);
         let quota = *locked.core.store_mut().quota();
         quota.check_key(key)?;
         let watches = &locked.core.store().state().watches;

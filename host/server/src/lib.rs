@@ -183,7 +183,9 @@ impl Server {
             if next_ms(&locked).is_none_or(|next_ms| next_ms > now.ms) {
                 return (next_ms(&locked), now.ms);
             }
-            if self.journal.room() == JournalRoom::Nothing {
+            // Requests note the room of the log, and the last one may be long ago.
+            locked.check_disk_space(&*self.journal);
+            if locked.journal == JournalRoom::Nothing {
                 // The records would wait for the disk, and responses after them would wait too.
                 let later_ms = now.ms + limits::SWEEP_SLEEP_MAX.as_millis() as u64;
                 return (Some(later_ms), now.ms);

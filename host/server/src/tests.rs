@@ -369,12 +369,54 @@ fn check_of_a_write_reads_the_present_room() {
     assert_eq!(check(), Ok(()));
 }
 
+/// Regression: the check of a watch that is recorded left out the disk.
+#[test]
+fn check_of_a_durable_watch_reads_the_present_room() {
+    let journal = Arc::new(Held::default());
+    let server = server_on(journal.clone());
+    let peer = Peer::numbered("client", 1);
+    let check = || server.check_watch(&peer, b"k");
+    journal.is_full.store(true, Relaxed);
+    assert_eq!(check(), Ok(()), "a watch in memory needs no room");
+    let mut locked = server.lock();
+    let state = locked.core.store_mut().state_mut();
+    state.watches.set_durable(true);
+    drop(locked);
+    assert_eq!(check(), Err(Exceeded::Disk));
+    journal.is_full.store(false, Relaxed);
+    assert_eq!(check(), Ok(()));
+}
+
+/// Regression: the sweeper knew the room of the log at the last request only. Until the next
+/// request it removed no key, notified no watcher, and never slept.
+#[test]
+fn keys_expire_when_there_is_room_without_a_request() {
+    let journal = Arc::new(Held::default());
+    let source = Arc::new(ManualSource::at(START_MS));
+    let recorder = Recorder::new(journal.clone(), Vec::new(), None);
+    let server = server(Registry::new(standard(), None), source.clone(), recorder);
+    server.attach(Arc::new(RecordingTransport::default()));
+    let set: &[&[u8]] = &[b"SET", b"k", b"v", b"PX", b"1000"];
+    publish(&server, START_MS, set, FIRST, None);
+    journal.has_no_reserve.store(true, Relaxed);
+    publish(&server, START_MS, &[b"GET", b"k"], FIRST, None);
+    source.advance(1_000);
+    let (next_ms, now_ms) = server.sweep_once();
+    assert!(next_ms > Some(now_ms), "it waits for room: {next_ms:?}");
+    assert_eq!(server.stats().keys, 1);
+    journal.has_no_reserve.store(false, Relaxed);
+    assert_eq!(server.sweep_once(), (None, now_ms));
+    assert_eq!(server.stats().keys, 0);
+}
+
 /// A log that makes records durable when a test says so, on a disk that is full if a test says so.
 #[derive(Default)]
 struct Held {
     appended: AtomicU64,
     released: AtomicU64,
     is_full: AtomicBool,
+    /// Whether there is no room for removals either.
+    has_no_reserve: AtomicBool,
 }
 
 impl Journal for Held {
@@ -395,9 +437,13 @@ impl Journal for Held {
     }
 
     fn room(&self) -> JournalRoom {
-        match self.is_full.load(Relaxed) {
-            true => JournalRoom::Removals,
-            false => JournalRoom::Growth,
+        match (
+            self.has_no_reserve.load(Relaxed),
+            self.is_full.load(Relaxed),
+        ) {
+            (true, _) => JournalRoom::Nothing,
+            (false, true) => JournalRoom::Removals,
+            (false, false) => JournalRoom::Growth,
         }
     }
 

@@ -199,13 +199,15 @@ impl Table {
     /// Advances the time, removes expired keys and notifies their watchers.
     pub fn advance(&mut self, policy: &impl Policy, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
-        let expired: Vec<Name> = self
+        let mut expired: Vec<(Option<u64>, Name)> = self
             .entries
             .iter()
             .filter(|(_, stored)| !stored.is_live(self.now_ms))
-            .map(|(name, _)| name.clone())
+            .map(|(name, stored)| (stored.expires, name.clone()))
             .collect();
-        for name in expired {
+        // A host removes them in the order of their deadlines, too.
+        expired.sort();
+        for (_, name) in expired {
             self.entries.remove(&name);
             let (hidden, key) = name;
             if !hidden {

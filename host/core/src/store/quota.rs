@@ -182,7 +182,7 @@ impl fmt::Display for Exceeded {
             }
             Self::Disk => {
                 return f.write_str(
-                    "the disk is full, or the quota of etcd in a cluster: there is room for removals only",
+                    "the disk is full, or the quota of etcd in a cluster: only removals are accepted, while there is room for them",
                 );
             }
         };

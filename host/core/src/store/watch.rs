@@ -25,6 +25,7 @@ use std::sync::Arc;
 use super::entry::Key;
 use super::quota::{Exceeded, Quota};
 use crate::limits::{WATCH_OVERHEAD_BYTES, WATCH_PREFIX_BYTES_MAX};
+use crate::log::JournalRoom;
 use crate::request::Dialect;
 use statehouse_protocol::Peer;
 use statehouse_protocol::rights::{ClientRights, Right, SharedAnswers};
@@ -187,6 +188,9 @@ impl Watches {
         let own_bytes = quota.watch_bytes_per_connection_max();
         if held.of(scope).contains(key) {
             Ok(())
+        } else if self.durable && quota.journal != JournalRoom::Growth {
+            // Recorded watches must not use the room that removals need.
+            Err(Exceeded::Disk)
         } else if held.len() as u64 >= own {
             Err(Exceeded::ClientWatches(own))
         } else if (held.bytes + weight(key)) as u64 > own_bytes {

@@ -5,13 +5,11 @@
 
 use bytes::Bytes;
 
-use super::super::quota::Exceeded;
 use super::super::watch::Scope;
 use super::imports::other;
 use super::{StagedWatch, Transaction};
 use crate::clock::Stamp;
 use crate::limits;
-use crate::log::JournalRoom;
 use crate::policy::{Denial, Fault, Reached};
 use statehouse_protocol::Peer;
 use statehouse_protocol::rights::Right;
@@ -45,14 +43,8 @@ impl Transaction {
         if self.watches.len() >= limits::STAGED_WATCHES_MAX {
             return Err(Denial::Violation("more watches than one request may stage"));
         }
-        let watches = &self.state.watches;
-        // On a full disk, recorded watches must not use the room that removals need.
-        let recorded = watches.are_durable() && !watches.contains(scope, key, peer);
-        let room = match recorded && self.quota.journal != JournalRoom::Growth {
-            true => Err(Exceeded::Disk),
-            false => watches.check(peer, scope, key, &self.quota),
-        };
-        room.map_err(|bound| self.exceeds(bound))?;
+        let checked = self.state.watches.check(peer, scope, key, &self.quota);
+        checked.map_err(|bound| self.exceeds(bound))?;
         self.watch_rights = self.rights.granted().cloned();
         self.watches
             .push((scope, Bytes::copy_from_slice(key), true));
