@@ -511,6 +511,15 @@ impl Access for AccessControl {
         self.0.allows(origin, None, "subscribe", filter, may)
     }
 
+    fn may_resume(&self, origin: &Origin, filter: &[u8]) -> bool {
+        // Not audited: the refusal was logged when the subscription was suspended.
+        match &self.0.rules {
+            Some(rules) => rules.grants(origin).may_subscribe(filter),
+            None if self.0.own_topics => !own_topics::reaches_other_clients(&origin.client, filter),
+            None => true,
+        }
+    }
+
     fn may_have_answer(&self, client: &str, asker: Option<&str>, topic: &[u8]) -> bool {
         // Without own topics and rules, every client may receive every response.
         let is_restricted = self.0.own_topics || self.0.rules.is_some();

@@ -228,6 +228,13 @@ pub trait Access: Send + Sync + 'static {
     /// is the filter after `$share/NAME/`.
     fn may_subscribe(&self, origin: &Origin, filter: &[u8]) -> bool;
 
+    /// [`may_subscribe`](Self::may_subscribe) for a suspended subscription. Called after each
+    /// change of rules, and when a session is resumed. A refusal is no news: the client asks for
+    /// nothing.
+    fn may_resume(&self, origin: &Origin, filter: &[u8]) -> bool {
+        self.may_subscribe(origin, filter)
+    }
+
     /// Whether a message to this topic may wait for this client. Called for each queued message
     /// after a change of rules. A refusal is no news: the client may have asked long ago.
     fn may_keep(&self, origin: &Origin, topic: &[u8]) -> bool {

@@ -288,6 +288,7 @@ impl Session {
         change_log: &mut ChangeLog,
     ) -> (usize, Vec<Orphan>) {
         self.link = None;
+        self.record_will(change_log);
         let mut log = self.log(change_log);
         log.detached(now);
         let dropped = self.queue.drop_transient(&mut log);
@@ -300,6 +301,20 @@ impl Session {
             self.will_due = None;
         }
         dropped
+    }
+
+    /// Records a will that the log had no room for when the client connected, if it has now.
+    fn record_will(&mut self, change_log: &mut ChangeLog) {
+        let clock = *change_log.clock();
+        if let Some(will) = &self.will
+            && self.durable
+            && !self.will_recorded
+            && change_log.has_room()
+        {
+            let (expiry_s, will) = (self.expiry_s, Some(RecordedWill::new(will, &clock)));
+            self.log(change_log).write(Part::Attach { expiry_s, will });
+            self.will_recorded = true;
+        }
     }
 
     /// Restores a recovered session, which is disconnected since `detached`. Its will is not due

@@ -14,10 +14,10 @@ pub(super) const NO_ROOM_FOR_SESSION: &str =
     "the session limit is reached, for this user or address or for all clients";
 
 impl Core {
-    /// Whether there is room for one more session, if necessary after evicting an empty one.
+    /// Whether there is room for one more session, if necessary after evicting an empty one. Evicts
+    /// none if that gives no room: an owner beyond its quota must not end sessions of others.
     pub(super) fn has_room_for_session(&mut self, account: &Arc<Account>, now: Instant) -> bool {
-        self.fits_session(account)
-            || (self.may_evict() && self.evict(account, now) && self.fits_session(account))
+        self.fits_session(account) || self.fits_after_eviction(account) && self.evict(account, now)
     }
 
     /// See [`Broker::session_limit`](crate::Broker::session_limit). Evicts nothing.
@@ -42,19 +42,15 @@ impl Core {
         account.fits(Kind::Sessions, 1, self.limits.sessions_max, SESSIONS_FLOOR)
     }
 
-    /// While more sessions exist than a lowered limit allows, a new client must not evict any.
-    fn may_evict(&self) -> bool {
-        self.ledger.total(Kind::Sessions) <= self.limits.sessions_max
-    }
-
-    /// Whether one more session would fit after [`Self::evict`].
+    /// Whether one more session would fit after [`Self::evict`]. Not while more sessions exist than
+    /// a lowered limit allows.
     fn fits_after_eviction(&self, account: &Arc<Account>) -> bool {
         let fits_instead_of = |key| {
             let is_own = self.is_owned_by(key, account);
             let max = self.limits.sessions_max;
             account.fits_one_instead(Kind::Sessions, is_own, max, SESSIONS_FLOOR)
         };
-        self.may_evict() && self.next_evicted(account).is_some_and(fits_instead_of)
+        self.next_evicted(account).is_some_and(fits_instead_of)
     }
 
     fn is_owned_by(&self, key: SessionKey, account: &Arc<Account>) -> bool {

@@ -263,7 +263,11 @@ impl Core {
         let access = &*self.access;
         let own = session.subscriptions();
         let changed = own.filters().filter(|filter| {
-            access.may_subscribe(origin, topic::of_topics(filter)) == own.is_suspended(filter)
+            let topics = topic::of_topics(filter);
+            match own.is_suspended(filter) {
+                true => access.may_resume(origin, topics),
+                false => !access.may_subscribe(origin, topics),
+            }
         });
         let changed: Vec<_> = changed.cloned().collect();
         // The subscription that queued a message may have ended before, and others may have queued

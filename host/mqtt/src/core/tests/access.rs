@@ -25,6 +25,14 @@ struct Rules {
     /// Whether publishing to `valve` and subscribing below `plans/` are forbidden too, and a queued
     /// `secret` may not be sent.
     strict: AtomicBool,
+    /// How many subscriptions were refused.
+    refused: AtomicUsize,
+}
+
+impl Rules {
+    fn may_read(&self, filter: &[u8]) -> bool {
+        !filter.starts_with(b"plans/") || !self.strict.load(Ordering::Relaxed)
+    }
 }
 
 impl Access for Rules {
@@ -46,7 +54,13 @@ impl Access for Rules {
     }
 
     fn may_subscribe(&self, _: &Origin, filter: &[u8]) -> bool {
-        !filter.starts_with(b"plans/") || !self.strict.load(Ordering::Relaxed)
+        let may = self.may_read(filter);
+        self.refused.fetch_add(usize::from(!may), Ordering::Relaxed);
+        may
+    }
+
+    fn may_resume(&self, _: &Origin, filter: &[u8]) -> bool {
+        self.may_read(filter)
     }
 
     fn may_have_answer(&self, client: &str, requester: Option<&str>, _: &[u8]) -> bool {
@@ -241,6 +255,9 @@ fn subscription_continues_when_it_is_allowed_again() {
     ends.send(&[unsubscribe(&["plans/#"])], now);
     returns.lose(now);
     let mut returns = Peer::new(&broker, &Hello::new("returns").expiry(60), now);
+    broker.recheck();
+    // Regression: each change of the rules, and each return, refused the subscriptions again.
+    assert_eq!(rules.refused.load(Ordering::Relaxed), 4);
     publisher.publish("plans/1", Q::AtMostOnce, 0, "secret", now);
     for peer in [&mut stays, &mut returns, &mut ends] {
         assert_eq!(peer.payloads(), [""; 0]);

@@ -413,6 +413,8 @@ fn session_limit_counts_sessions_that_would_be_evicted() {
     assert_eq!(limit("another"), None);
     assert_eq!(broker.session_limit("new", None), None);
     assert!(limit("greedy").is_some());
+    // Regression: each refused CONNECT ended a session of another user.
+    assert!(visit(&broker, "greedy", &Hello::new("new"), now).is_err());
     let stats = broker.stats();
     assert_eq!((stats.sessions, stats.evicted), (40, 0));
     for n in 0..10 {

@@ -110,3 +110,20 @@ fn will_of_a_session_without_expiry_is_published_at_a_shutdown() {
     let mut listener = Peer::new(&life.broker, &Hello::new("l"), now);
     assert_eq!(listener.payloads(), ["a", "b"]);
 }
+
+/// Regression: a stop lost the will of a client that had connected while the disk was full.
+#[test]
+fn will_is_recorded_at_a_shutdown_if_the_log_has_room_again() {
+    let (mut life, listener, now) = with_listener();
+    Peer::new(&life.broker, &Hello::new("a"), now).lose(now);
+    life.log.set_full(true);
+    let peer = Peer::new(&life.broker, &Hello::new("a").will("will", "a", 0), now);
+    life.log.set_full(false);
+    life.broker.lock().shut_down();
+    listener.lose(now);
+    peer.lose(now);
+    life.kill(now);
+    life.broker.lock().run_deadlines(now + WILL_GRACE);
+    let mut listener = Peer::new(&life.broker, &Hello::new("l"), now + WILL_GRACE);
+    assert_eq!(listener.payloads(), ["a"]);
+}
