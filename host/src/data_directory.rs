@@ -90,11 +90,9 @@ pub struct Recovered {
     took: Duration,
 }
 
-/// Locks the directory and recovers its state.
-pub fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
-    let failed = |error| failure(storage, error);
-    let disk = Directory::open(&storage.directory).map_err(failed)?;
-    read(storage, disk)
+/// Creates the directory if it is missing, and locks it.
+pub fn lock(storage: &Storage) -> Result<Directory, StorageError> {
+    Directory::open(&storage.directory).map_err(|error| failure(storage, error))
 }
 
 /// The failure of a start. If rights are missing, it has the words of `serve --check`: the
@@ -106,7 +104,7 @@ fn failure(storage: &Storage, error: statehouse_wal::Error) -> StorageError {
     StorageError::Log(storage.directory.clone(), denied.unwrap_or(error))
 }
 
-/// Waits as a standby until no other process has the directory, then recovers it.
+/// Waits as a standby until no other process has the directory, then locks it.
 ///
 /// If another process has it, this calls `waits` once, and then `stopped` at each poll. If
 /// `stopped` returns true, this returns none. A takeover takes [`limits::STANDBY_POLL`] and the
@@ -120,9 +118,9 @@ pub fn stand_by(
     storage: &Storage,
     waits: impl FnOnce(),
     stopped: impl Fn() -> bool,
-) -> Result<Option<Recovered>, StorageError> {
+) -> Result<Option<Directory>, StorageError> {
     let mut waits = Some(waits);
-    let disk = loop {
+    loop {
         match Directory::open(&storage.directory) {
             Err(statehouse_wal::Error::Locked { .. }) => {
                 if let Some(waits) = waits.take() {
@@ -133,11 +131,10 @@ pub fn stand_by(
                 }
                 thread::sleep(limits::STANDBY_POLL);
             }
-            Ok(disk) => break disk,
+            Ok(disk) => return Ok(Some(disk)),
             Err(error) => return Err(failure(storage, error)),
         }
-    };
-    read(storage, disk).map(Some)
+    }
 }
 
 /// What a start would recover.
@@ -206,7 +203,8 @@ fn empty_image(storage: &Storage, disk: &Directory) -> Result<Image, StorageErro
     Ok(image)
 }
 
-fn read(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
+/// Recovers the state of a locked directory.
+pub fn recover(storage: &Storage, disk: Directory) -> Result<Recovered, StorageError> {
     let start = Instant::now();
     let wall_ms = wall_ms();
     let failed = |error| failure(storage, error);
@@ -416,6 +414,10 @@ pub(crate) mod tests {
     use statehouse_core::store::{Effects, Key, Peer, Scope, WatchChange, WatchChanges};
     use statehouse_offline::{Past, restore};
 
+    pub(crate) fn recover(storage: &Storage) -> Result<Recovered, StorageError> {
+        super::recover(storage, lock(storage)?)
+    }
+
     pub(crate) fn settings_of(data: &Path) -> Storage {
         let flags = Flags {
             storage: StorageFlags {
@@ -575,11 +577,12 @@ pub(crate) mod tests {
             }
             assert!(!standby.is_finished());
             drop(first);
-            let second = standby.join().unwrap().unwrap();
-            let second = second.expect("the standby was not stopped");
+            let locked = standby.join().unwrap().unwrap();
+            let locked = locked.expect("the standby was not stopped");
+            let second = super::recover(&settings, locked).unwrap();
             assert_eq!(second.client_id().unwrap(), id);
         });
-        // A free directory is recovered without a wait.
+        // A free directory is locked without a wait.
         assert!(stand_by(&settings, report, || true).unwrap().is_some());
         assert_eq!(reports.into_inner(), 2);
     }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{self, PathBuf};
 use std::str::FromStr;
 
+use super::ConfigError;
 use super::values::socket_address;
 use crate::limits;
 
@@ -66,6 +67,7 @@ impl FromStr for AdminAddress {
         let tls = tls.map(|text| {
             let place = text.trim_start_matches(TLS).trim_end_matches('/');
             socket_address(place).ok_or_else(|| {
+                let text = ConfigError::without_login(text);
                 format!("`{text}` is not {TLS} with an address and port, such as https://0.0.0.0:8443 or https://[::]:8443")
             })
         });
@@ -84,6 +86,7 @@ fn local_place(text: &str) -> Result<Option<AdminPlace>, String> {
         return socket_path(path).map(|path| Some(AdminPlace::Unix(path)));
     }
     let address = socket_address(text).ok_or_else(|| {
+        let text = ConfigError::without_login(text);
         format!("`{text}` is not an address and port, such as 127.0.0.1:0 or [::1]:9090, not a socket, such as unix:/run/statehouse/admin, not {TLS} with an address and port, and not `off`")
     })?;
     Ok(Some(AdminPlace::Tcp(address)))
@@ -169,5 +172,16 @@ mod tests {
         }
         let twice = format!("{open},{open}").parse::<AdminAddress>();
         assert!(twice.is_err());
+    }
+
+    #[test]
+    fn errors_show_no_password() {
+        for text in ["https://u:SECRET@0.0.0.0:1", "http://u:SECRET@127.0.0.1:1"] {
+            let error = text.parse::<AdminAddress>().unwrap_err();
+            assert!(
+                error.contains("://***@") && !error.contains("SECRET"),
+                "{error}"
+            );
+        }
     }
 }

@@ -258,7 +258,7 @@ impl ClusterFlags {
             rest.is_some_and(|it| has_port(it.trim_end_matches('/')))
         };
         if let Some(url) = self.cluster.iter().find(|it| !is_address(it)) {
-            return Err(ClusterError::Url(url.clone()));
+            return Err(ClusterError::Url(ConfigError::without_login(url)));
         }
         let (encrypted, plain): (Vec<_>, Vec<_>) =
             (self.cluster.iter()).partition(|it| it.starts_with("https:"));
@@ -482,6 +482,10 @@ mod tests {
             let error = refers(url).unwrap_err().to_string();
             assert!(error.contains("with its port"), "{url}: {error}");
         }
+        // Regression: the log got the password.
+        let error = refers("https://u:SECRET@etcd1:2379").unwrap_err();
+        let error = error.to_string();
+        assert!(error.starts_with("`https://***@etcd1:2379` is"), "{error}");
     }
 
     #[test]

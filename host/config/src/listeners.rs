@@ -11,6 +11,7 @@ use std::str::FromStr;
 use clap::ArgAction;
 use hyper::http::uri::Authority;
 
+use super::ConfigError;
 use super::access::AccessConfig;
 use super::layer::settings;
 use super::switch::Switch;
@@ -182,12 +183,12 @@ impl FromStr for Listen {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (scheme, place) = text.split_once("://").unwrap_or(("mqtt", text));
-        let scheme = Scheme::named(scheme).ok_or_else(|| {
-            format!("`{text}` begins with none of mqtt://, mqtts://, ws:// and wss://")
-        })?;
+        let wrong = |why| format!("`{}` {why}", ConfigError::without_login(text));
+        let scheme = Scheme::named(scheme)
+            .ok_or_else(|| wrong("begins with none of mqtt://, mqtts://, ws:// and wss://"))?;
         let place = place.strip_suffix('/').unwrap_or(place);
         let address = socket_address(place)
-            .ok_or_else(|| format!("`{text}` is not an address and port, such as 127.0.0.1:1883, mqtts://0.0.0.0:8883 or ws://[::1]:8080"))?;
+            .ok_or_else(|| wrong("is not an address and port, such as 127.0.0.1:1883, mqtts://0.0.0.0:8883 or ws://[::1]:8080"))?;
         Ok(Self { scheme, address })
     }
 }
@@ -204,7 +205,8 @@ impl FromStr for Origin {
         let origin = origin(text).filter(|_| text.len() <= limits::WS_ORIGIN_BYTES_MAX);
         origin.map(Self).ok_or_else(|| {
             format!(
-                "`{text}` is not an origin that a browser sends: write only scheme, host and port, such as https://panel.example or http://10.0.0.7:8080, without a user, path, query, fragment or wildcard; a name that is not ASCII begins with xn--"
+                "`{}` is not an origin that a browser sends: write only scheme, host and port, such as https://panel.example or http://10.0.0.7:8080, without a user, path, query, fragment or wildcard; a name that is not ASCII begins with xn--",
+                ConfigError::without_login(text)
             )
         })
     }

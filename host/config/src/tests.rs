@@ -196,7 +196,7 @@ fn errors_show_no_secret_of_the_file() {
 
 /// Regression: an empty list counted as not set, so that every policy or issuer was accepted.
 #[test]
-fn an_empty_list_that_would_allow_everything_assert_refused() {
+fn an_empty_list_that_would_allow_everything_is_refused() {
     let tokens = "token_keys = \"k\"\ntoken_audience = [\"a\"]\n";
     for setting in ["trusted_keys", "token_issuer"] {
         for list in ["[]", "[ # none\n]", "[\"\"]"] {

@@ -365,7 +365,8 @@ impl Reloads {
         }
     }
 
-    fn look(&self, forced: bool) {
+    /// Reads the files again that changed, or all if `forced`. Blocks.
+    pub fn look(&self, forced: bool) {
         for entry in &self.entries {
             if entry.watched.look(forced, &SystemTime::now) {
                 (entry.then)();

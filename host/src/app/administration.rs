@@ -18,10 +18,11 @@ use crate::policies::delivery::{DropDirectory, Gate, PolicyOrders};
 use statehouse_access::AccessControl;
 use statehouse_access::audit::Audit;
 use statehouse_config::{
-    ADMIN_TOKEN, AdminPlace, AdminTls, Config, DropAction, Durability, limits,
+    ADMIN_TOKEN, AdminPlace, AdminTls, Config, DropAction, Durability, TlsFiles, TransportChoice,
+    limits,
 };
 use statehouse_files::watch::{Reloads, Watched};
-use statehouse_listener::Certificates;
+use statehouse_listener::{Certificates, dates};
 use statehouse_mqtt::Broker;
 
 /// Why addresses cannot be used: an error of its own, or the context of an error of the system.
@@ -53,6 +54,8 @@ pub(super) struct Administration {
 struct Remote {
     admin: Admin,
     certificates: Arc<Watched<Certificates>>,
+    /// The files, if no listeners of clients warn of their problems at each change.
+    warns_of: Option<TlsFiles>,
 }
 
 pub(super) struct Running {
@@ -78,7 +81,7 @@ impl Administration {
         Ok(Self {
             local: open(config, token.clone())?,
             tls: (config.admin_tls.as_ref())
-                .map(|tls| Remote::open(tls, token, access))
+                .map(|tls| Remote::open(config, tls, token, access))
                 .transpose()?,
             metrics: open_for_metrics(config)?,
             data: keeps(config).then(|| config.storage.directory.clone()),
@@ -113,8 +116,11 @@ impl Administration {
 
     /// Reloads the certificates of the admin API. Must be called before it starts.
     pub(super) fn reload_with(&self, reloads: &mut Reloads) {
-        if let Some(Remote { certificates, .. }) = &self.tls {
-            reloads.add(certificates, || {});
+        if let Some(remote) = &self.tls {
+            let warns_of = remote.warns_of.clone();
+            reloads.add(&remote.certificates, move || {
+                warns_of.iter().for_each(dates::warn_of_files);
+            });
         }
     }
 
@@ -159,11 +165,14 @@ impl Administration {
 
 impl Remote {
     fn open(
+        config: &Config,
         tls: &AdminTls,
         token: Option<String>,
         access: &Arc<AccessControl>,
     ) -> anyhow::Result<Self> {
         let AdminTls { address, files } = tls.clone();
+        let is_alone = matches!(config.transport, TransportChoice::Foreign(_));
+        let warns_of = is_alone.then(|| files.clone());
         let all = files.all();
         let load = move || Certificates::load(&files);
         let certificates = Watched::open("certificates of the admin API", all, load)?;
@@ -172,6 +181,7 @@ impl Remote {
         Ok(Self {
             admin,
             certificates,
+            warns_of,
         })
     }
 }

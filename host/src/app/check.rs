@@ -83,11 +83,11 @@ pub fn check(flags: Flags) -> Findings {
     found.usage(wrong);
     let trust = trust.and_then(|it| it.map_err(|error| found.usage([error])).ok());
     found.usage(AccessControl::check(&config.access));
+    found.usage(Administration::check(&config));
+    addresses.check_administration(&config, &mut found);
     check_data(&config, trust, &mut found);
     let traces = config.traces.as_ref();
     found.usage(traces.and_then(|it| Traces::check(it).err()));
-    found.usage(Administration::check(&config));
-    addresses.check_administration(&config, &mut found);
     found
 }
 
@@ -191,8 +191,8 @@ impl Addresses {
         }
     }
 
-    /// The addresses of the admin API and of the metrics, which a start binds last, and the
-    /// certificates that no listener of clients has.
+    /// The addresses of the admin API and of the metrics, which a start binds after those of
+    /// clients, and the certificates that no listener of clients has.
     fn check_administration(&mut self, config: &Config, found: &mut Findings) {
         if let (TransportChoice::Foreign(_), Some(tls)) = (&config.transport, &config.admin_tls) {
             found.transport(Certificates::check(&tls.files));

@@ -169,7 +169,7 @@ pub(super) async fn serve(
             }
         }
     }));
-    let mut replica = Replica::new(host, accepts_clock, offset, shared.position.clone());
+    let mut replica = Replica::new(host, accepts_clock, offset);
     let mut running_member = tokio::spawn(async move { member.run(&mut replica).await });
     let served = tokio::select! {
         signal = signals.wait() => {

@@ -138,13 +138,9 @@ fn refusal(error: OperationError) -> ClusterRefusal {
 }
 
 /// Reads the figures of a host that does not lead.
-pub(super) fn of_follower(
-    known: &Arc<Figures>,
-    position: &Arc<AtomicU64>,
-    history: &Arc<AtomicU64>,
-) -> ReadFigures {
-    let (known, position, history) = (known.clone(), position.clone(), history.clone());
-    Arc::new(move || figures(&known, position.load(Relaxed), history.load(Relaxed)))
+pub(super) fn of_follower(known: &Arc<Figures>, history: &Arc<AtomicU64>) -> ReadFigures {
+    let (known, history) = (known.clone(), history.clone());
+    Arc::new(move || figures(&known, known.position().0, history.load(Relaxed)))
 }
 
 fn figures(known: &Figures, position: u64, history: u64) -> ClusterFigures {

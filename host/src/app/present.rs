@@ -24,8 +24,6 @@ use statehouse_server::Server;
 pub(super) struct Shared {
     /// The names of the cluster and of this host.
     place: ClusterPlace,
-    /// The last record that this host applied, or that is durable while it leads.
-    pub(super) position: Arc<AtomicU64>,
     /// The last record of this host's copy of the log, or 0 while none follows the log.
     pub(super) history: Arc<AtomicU64>,
     /// Answers operators about the past of keys, from this copy.
@@ -64,7 +62,7 @@ impl Shared {
         cluster: &ClusterConfig,
         directory: DataDirectory,
     ) -> Self {
-        let (position, history) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let history = Arc::<AtomicU64>::default();
         let past = Arc::new(Reader::new(Some(DataDirectory {
             copied: Some(history.clone()),
             ..directory
@@ -80,7 +78,7 @@ impl Shared {
             impediment: Arc::new(move || Some(why)),
             leader: why.into(),
             place: place.clone(),
-            figures: operations::of_follower(&figures, &position, &history),
+            figures: operations::of_follower(&figures, &history),
             past: past.clone(),
             reloads: reloads.clone(),
         };
@@ -88,7 +86,6 @@ impl Shared {
             past,
             reloads,
             place,
-            position,
             history,
             figures,
             links: Arc::default(),
@@ -119,7 +116,7 @@ impl Shared {
                 leader: leader.map(str::to_owned),
                 ..self.place.clone()
             },
-            figures: operations::of_follower(&self.figures, &self.position, &self.history),
+            figures: operations::of_follower(&self.figures, &self.history),
             past: self.past.clone(),
             reloads: self.reloads.clone(),
         });

@@ -69,19 +69,14 @@ pub(super) fn start(
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let audit = Arc::new(Audit::default());
     let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
-    let mut pings = None;
-    let recovered = match (&config.transport, config.storage.durability) {
-        (_, Durability::Memory) => None,
-        (TransportChoice::Foreign(foreign), _) if foreign.standby => {
-            signals.take_over();
-            pings = Pings::start().context(PINGS)?;
-            match stand_by(&config.storage, signals)? {
-                Some(recovered) => Some(recovered),
-                None => return Ok(None),
-            }
-        }
-        _ => Some(data_directory::recover(&config.storage)?),
+    let Some(prepared) = Prepared::of(config, &access, signals)? else {
+        return Ok(None);
     };
+    let Prepared {
+        administration,
+        recovered,
+        pings,
+    } = prepared;
     let Data {
         engine,
         modules,
@@ -99,7 +94,6 @@ pub(super) fn start(
     // Before the first record: a service manager repeats a start that fails here without end, and
     // each one that recorded its beginning would add to the log.
     let traces = start_traces(config, &name)?;
-    let administration = Administration::open(config, &access)?;
     let clock = Clock::resume(Arc::new(SystemSource::default()), state.image.now_ms);
     let serving = Serving::begin(config, &config.bounds, state, log, clock, false);
     let server = serving.server.clone();
@@ -151,6 +145,52 @@ pub(super) fn start(
         pings,
         traces,
     }))
+}
+
+/// What a start has before it loads policies.
+struct Prepared {
+    administration: Administration,
+    /// `None` if the store is in memory.
+    recovered: Option<Recovered>,
+    pings: Option<Pings>,
+}
+
+impl Prepared {
+    /// Locks the data directory, binds the addresses for operators, and recovers the state. Returns
+    /// `None` if a standby is stopped before it takes over.
+    fn of(
+        config: &Config,
+        access: &Arc<AccessControl>,
+        signals: &Signals,
+    ) -> anyhow::Result<Option<Self>> {
+        let mut pings = None;
+        let locked = match (&config.transport, config.storage.durability) {
+            (_, Durability::Memory) => None,
+            (TransportChoice::Foreign(foreign), _) if foreign.standby => {
+                signals.take_over();
+                pings = Pings::start().context(PINGS)?;
+                let Some(locked) = stand_by(&config.storage, signals)? else {
+                    return Ok(None);
+                };
+                // A standby may wait for months, and old rules must decide no request.
+                let mut files = Reloads::default();
+                access.watch(&mut files, || {});
+                files.look(false);
+                Some(locked)
+            }
+            _ => Some(data_directory::lock(&config.storage)?),
+        };
+        // After the lock, since the store for which a standby waits may have the same addresses.
+        // Before the log is opened: a service manager repeats a start that fails here without end,
+        // and each one would write a segment.
+        let administration = Administration::open(config, access)?;
+        let recovered = locked.map(|locked| data_directory::recover(&config.storage, locked));
+        Ok(Some(Self {
+            administration,
+            recovered: recovered.transpose()?,
+            pings,
+        }))
+    }
 }
 
 /// Starts to send traces, if they are on. `instance` is the name of this store among others.
@@ -344,7 +384,10 @@ impl Serving {
 }
 
 /// Waits for the data directory. Returns `None` if a signal stops the process before.
-fn stand_by(storage: &Storage, signals: &Signals) -> anyhow::Result<Option<Recovered>> {
+fn stand_by(
+    storage: &Storage,
+    signals: &Signals,
+) -> anyhow::Result<Option<statehouse_wal::Directory>> {
     let directory = storage.directory.display();
     let waits = || {
         let line = format!("standby: {directory} is in use by another process; waiting");

@@ -6,15 +6,18 @@
 //! name, and so resumes the session at the broker. A backup must never contain the name: a restored
 //! store may have an older serial, so under the same name old orders could be replayed.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use statehouse_config::{ClientId, limits};
-use statehouse_files::atomic;
 
 /// The name of the file, which a restore removes.
 pub(super) const FILE: &str = statehouse_offline::NAME_FILE;
+
+/// The name of the file while it is written.
+const INCOMPLETE: &str = "mqtt-client-id.new";
 
 /// Why the client id cannot be read or created. The text follows the path of the file.
 #[derive(Debug, thiserror::Error)]
@@ -36,9 +39,7 @@ pub(super) fn of(directory: &Path) -> Result<String, ClientIdError> {
         return Ok(id);
     }
     let id = new()?;
-    let (path, line) = (directory.join(FILE), format!("{id}\n"));
-    atomic::replace_with(&path, line.as_bytes(), 0o600, File::sync_all)?;
-    atomic::sync_name(&path)?;
+    save(directory, &id)?;
     Ok(id)
 }
 
@@ -74,24 +75,36 @@ fn read(file: File) -> Result<String, ClientIdError> {
     Ok(id.0)
 }
 
+fn save(directory: &Path, id: &str) -> io::Result<()> {
+    let new = directory.join(INCOMPLETE);
+    // A crash may have left an incomplete file.
+    let mut file = fs::OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&new)?;
+    writeln!(file, "{id}")?;
+    file.sync_all()?;
+    fs::rename(&new, directory.join(FILE))?;
+    File::open(directory)?.sync_all()
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]
     fn a_client_id_is_created_once_and_differs_by_directory() {
         let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         // A crash left an incomplete file.
-        let incomplete = here.path().join("mqtt-client-id.new");
-        fs::write(&incomplete, "statehouse-ha").unwrap();
+        fs::write(here.path().join(INCOMPLETE), "statehouse-ha").unwrap();
         let first = of(here.path()).unwrap();
         assert_eq!(of(here.path()).unwrap(), first);
         let digits = first.strip_prefix("statehouse-").unwrap();
         assert!(digits.len() == 32 && digits.bytes().all(|it| it.is_ascii_hexdigit()));
         assert_ne!(of(there.path()).unwrap(), first);
-        assert!(!incomplete.exists());
+        assert!(!here.path().join(INCOMPLETE).exists());
     }
 
     #[test]

@@ -64,8 +64,8 @@ mod tests {
     use std::ffi::OsString;
     use std::fs;
 
-    use super::super::tests::{settings_of, write_start};
-    use super::super::{StorageError, recover};
+    use super::super::StorageError;
+    use super::super::tests::{recover, settings_of, write_start};
     use statehouse_core::clock::wall_ms;
 
     /// Regression: each start with a wrong clock began a segment of the log.

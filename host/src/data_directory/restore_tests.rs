@@ -4,8 +4,8 @@
 use std::fs;
 use std::sync::Arc;
 
-use super::tests::settings_of;
-use super::{client_id, recover};
+use super::client_id;
+use super::tests::{recover, settings_of};
 use statehouse_offline::{ClusterMark, check_backup, restore};
 use statehouse_wal::{Directory, Discard, Log, LogPosition, Options, Source, write_snapshot_file};
 

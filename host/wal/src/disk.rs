@@ -100,13 +100,11 @@ impl Directory {
             create_durably(&path, &mut sync).map_err(Error::io("create", &shown))?;
         }
         let directory = fs::File::open(&path).map_err(Error::io("open", &shown))?;
-        match directory.try_lock() {
-            Ok(()) => {}
+        let unlockable = match directory.try_lock() {
+            Ok(()) => None,
             Err(TryLockError::WouldBlock) => return Err(Error::Locked { directory: shown }),
-            Err(TryLockError::Error(error)) => {
-                tracing::warn!(%error, directory = shown, "this file system cannot lock directories: only the file `lock` keeps other processes out, so never remove it");
-            }
-        }
+            Err(TryLockError::Error(error)) => Some(error),
+        };
         let file = fs::OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -124,10 +122,15 @@ impl Directory {
             locks: Some(Locks { directory, file }),
         };
         match locked.displaced() {
-            Ok(None) => Ok(locked),
-            Ok(Some(reason)) => Err(Error::io("lock", &shown)(io::Error::other(reason))),
-            Err(error) => Err(Error::io("lock", &shown)(error)),
+            Ok(None) => {}
+            Ok(Some(reason)) => return Err(Error::io("lock", &shown)(io::Error::other(reason))),
+            Err(error) => return Err(Error::io("lock", &shown)(error)),
         }
+        // Only now, because a standby tries many times per second until the file is free.
+        if let Some(error) = unlockable {
+            tracing::warn!(%error, directory = shown, "this file system cannot lock directories: only the file `lock` keeps other processes out, so never remove it");
+        }
+        Ok(locked)
     }
 
     /// Opens a directory read-only, also while another process writes to it. Fails if it is not a
@@ -262,6 +265,7 @@ fn create_durably(path: &Path, sync: &mut dyn FnMut(&Path) -> io::Result<()>) ->
         created.or_else(|error| match error.kind() {
             // Another process created it at the same time.
             io::ErrorKind::AlreadyExists if directory.is_dir() => Ok(()),
+            io::ErrorKind::AlreadyExists if is_dangling(directory) => Err(dangling(directory)),
             _ => Err(error),
         })?;
     }
@@ -275,6 +279,21 @@ fn create_durably(path: &Path, sync: &mut dyn FnMut(&Path) -> io::Result<()>) ->
         }
     }
     Ok(())
+}
+
+/// Whether a path is a link, and its target cannot be found.
+pub(crate) fn is_dangling(path: &Path) -> bool {
+    path.is_symlink() && !path.exists()
+}
+
+/// The error of a start that cannot create a directory because a link without a target has its
+/// path.
+pub(crate) fn dangling(link: &Path) -> io::Error {
+    let why = format!(
+        "{} is a symbolic link whose target is missing or not accessible, such as a directory on a disk that is not mounted",
+        link.display()
+    );
+    io::Error::new(io::ErrorKind::AlreadyExists, why)
 }
 
 /// The only random number of the standard library: the operating system seeds the keys of its hash

@@ -10,7 +10,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::disk::{Directory, Disk};
+use crate::disk::{Directory, Disk, dangling, is_dangling};
 use crate::error::{Error, is_full};
 use crate::files::{self, Kind};
 use crate::limits;
@@ -40,10 +40,7 @@ pub fn probe(path: &Path) -> Result<Probed, Error> {
         Ok(about) if about.is_dir() => {}
         // The error of a start, which creates the directory.
         Ok(_) => return Err(Error::io("create", &shown)(Errno::EXIST.into())),
-        // A link whose target is missing.
-        Err(_) if fs::symlink_metadata(path).is_ok() => {
-            return Err(Error::io("create", &shown)(Errno::EXIST.into()));
-        }
+        Err(_) if is_dangling(path) => return Err(Error::io("create", &shown)(dangling(path))),
         Err(error) if is_missing(&error) => {
             creatable(path).map_err(Error::io("create", &shown))?;
             return Ok(Probed::Missing);
@@ -201,6 +198,7 @@ fn creatable(path: &Path) -> io::Result<()> {
                 return allowed(parent, Access::WRITE_OK | Access::EXEC_OK);
             }
             Ok(_) => return Err(Errno::EXIST.into()),
+            Err(_) if is_dangling(parent) => return Err(dangling(parent)),
             Err(error) if is_missing(&error) => {}
             Err(error) => return Err(error),
         }
@@ -307,6 +305,21 @@ mod tests {
         for path in [file.clone(), file.join("data"), dangling] {
             let error = probe(&path).unwrap_err().to_string();
             assert!(error.contains(&path.display().to_string()), "{error}");
+        }
+    }
+
+    /// Regression: a start said "File exists", and a check of a directory below the link found no
+    /// problem.
+    #[test]
+    fn link_without_a_target_is_named_by_a_check_and_a_start() {
+        let place = tempfile::tempdir().unwrap();
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(place.path().join("unmounted"), &link).unwrap();
+        for path in [link.clone(), link.join("data")] {
+            let started = Directory::open(&path).unwrap_err().to_string();
+            assert_eq!(probe(&path).unwrap_err().to_string(), started);
+            let named = format!("{} is a symbolic link", link.display());
+            assert!(started.contains(&named), "{started}");
         }
     }
 

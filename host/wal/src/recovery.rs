@@ -95,8 +95,8 @@ pub(crate) struct Recovered {
     pub(crate) end_offset: usize,
     /// The last position for which a witness exists.
     pub(crate) witness: u64,
-    /// The position of the last clean close, if it was recorded.
-    pub(crate) closed: Option<u64>,
+    /// Whether the last process that wrote to the log closed it.
+    pub(crate) is_closed: bool,
     pub(crate) torn: bool,
     /// Bytes of the frames after the snapshot.
     pub(crate) bytes: u64,
@@ -352,6 +352,11 @@ impl Plan {
             end: LogPosition(end),
         };
         let first = (self.chain.links.first()).map_or(0, |link| link.header.number);
+        // If the last segment is younger than the marker, a later process began it, and all of its
+        // records are lost.
+        let begun_ms = (self.chain.links.last()).map_or(0, |link| link.header.created_ms);
+        let is_closed = (self.survey.closed)
+            .is_some_and(|closed| closed.position == end && closed.created_ms >= begun_ms);
         Ok(Recovered {
             store: self.store,
             links: self.chain.links,
@@ -362,7 +367,7 @@ impl Plan {
             range,
             end_offset: replay.end_offset,
             witness: replay.witness,
-            closed: self.survey.closed.map(|closed| closed.position),
+            is_closed,
             torn: replay.torn,
             bytes: replay.bytes,
         })

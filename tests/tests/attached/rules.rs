@@ -87,6 +87,14 @@ fn rules_behind_a_broker_count_client_ids_alone() {
     limit.prints(&["denied at present: "]);
 }
 
+/// Regression: the exit code was that of a client that is not connected.
+#[test]
+fn list_of_the_clients_of_a_broker_is_refused() {
+    let scene = Scene::start();
+    let clients = scene.host.run(&["clients"]);
+    clients.fails(4, "connected to a foreign broker");
+}
+
 #[test]
 fn unanswerable_request_is_dropped_and_counted() {
     let scene = Scene::start();

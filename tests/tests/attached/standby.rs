@@ -1,7 +1,7 @@
 //! Two stores on one data directory: the standby must wait, and must take over when the active
 //! store ends.
 
-use std::{path::Path, thread, time::Duration};
+use std::{fs, path::Path, thread, time::Duration};
 
 use statehouse_tests::{
     Mosquitto, Proxy, Publish, Server, Way,
@@ -72,6 +72,49 @@ fn waiting_standby_ignores_sighup_and_stops_on_sigterm() {
     assert!(waiting.runs());
     waiting.stop();
     assert!(active.runs());
+}
+
+/// Regression: for a second, the rules from before the wait decided, also requests that the broker
+/// had queued.
+#[test]
+fn standby_decides_by_rules_that_changed_during_its_wait() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (data, rules) = (place(SHARED_DIRECTORY), place("rules.toml"));
+    let allow = |client: &str| {
+        let text = format!(
+            r#"
+[[rules]]
+principals.clientIds = ["{client}"]
+stateStoreResources = [{{ method = "ReadWrite", keyType = "Pattern", keys = ["*"] }}]
+"#
+        );
+        fs::write(&rules, text).unwrap();
+    };
+    allow("writer");
+    let broker = Mosquitto::start();
+    let start = || {
+        let settings = [
+            ("data", &*data),
+            ("rules", &*rules),
+            ("standby", "true"),
+            ("presence", "off"),
+        ];
+        Server::attaching(&broker.url(), broker.address(), &settings)
+    };
+    let mut active = start();
+    active.wait_until_ready();
+    let mut waiting = start();
+    waiting.wait_for_line("standby: ");
+    let mut writer = RecordingClient::begin(broker.address(), "writer");
+    writer.set("key", "before");
+    allow("another");
+    // The server leaves a file that was just written to its next look.
+    thread::sleep(Duration::from_millis(1_200));
+    active.kill();
+    let request = writer.send(&["SET", "key", "after"]);
+    waiting.wait_until_ready();
+    assert_eq!(writer.answer(&request).text, "-ERR not authorized\\r\\n");
 }
 
 /// A store must end if another connection takes over its session, since two stores would take the

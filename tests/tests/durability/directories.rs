@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    net::TcpListener,
     os::unix::fs::{FileExt, PermissionsExt},
     path::{Path, PathBuf},
 };
@@ -55,6 +56,21 @@ fn unwritable_directory_is_refused_by_name() {
     if File::create(closed.join("probe")).is_err() {
         serve_in(directory.path(), "closed").says("closed");
     }
+}
+
+/// Regression: systemd repeats such a start every second, and each one wrote segments of the log.
+#[test]
+fn start_without_an_address_for_operators_writes_no_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for option in ["--admin", "--metrics"] {
+        let serve = ["serve", "--listen", "127.0.0.1:0", option, &address];
+        run_in(directory.path(), &serve).fails(3, &address);
+    }
+    let files = fs::read_dir(directory.path().join("statehouse-data")).unwrap();
+    let names: Vec<_> = files.map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(names, ["lock"]);
 }
 
 /// The server creates a missing directory with its parents. Other users must not be able to read

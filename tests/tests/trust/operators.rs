@@ -9,6 +9,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -19,6 +20,7 @@ use statehouse_tests::{
     Mosquitto, Server, admin::Admin, assert_contains, client::PATIENCE, run, wait::until,
 };
 
+use crate::authority::Authority;
 use plant::{PASSWORD, Plant, basic};
 
 #[test]
@@ -42,6 +44,24 @@ fn users_are_operators_behind_a_foreign_broker() {
         .fails(4, "needs the role operate");
     let (status, _) = plant.ask("GET", "/v1/usage", &basic("reader", "wrong"));
     assert_eq!(status, 401);
+}
+
+/// Regression: only the listeners of clients warned, and such a store has none.
+#[test]
+fn changed_certificate_of_operators_alone_causes_a_warning() {
+    let broker = Mosquitto::start();
+    let plant = Plant::serve(|settings| {
+        let settings = [settings, &[("presence", "off")]].concat();
+        Server::attached(&broker.url(), broker.address(), &settings)
+    });
+    let (certificate, key) = (plant.file("server.crt"), plant.file("server.key"));
+    let directory = Path::new(&certificate).parent().unwrap();
+    let of_client = Authority::new(directory, "other").client("press-4", 7);
+    fs::rename(of_client.key, key).unwrap();
+    fs::rename(of_client.certificate, certificate).unwrap();
+    plant.server.reload();
+    let line = plant.server.wait_for_log("is not for a server");
+    assert_contains!(line, "WARN", "server.crt", "CN=press-4");
 }
 
 /// Each endpoint with the role that it needs. The path names things that do not exist.

@@ -183,6 +183,20 @@ fn settings_that_would_do_nothing_are_refused() {
 }
 
 #[test]
+fn errors_show_no_password() {
+    let listen = |text: &str| text.parse::<Listen>().unwrap_err();
+    let origin = |text: &str| text.parse::<Origin>().unwrap_err();
+    for error in [
+        listen("mqtt://u:SECRET@127.0.0.1:1"),
+        listen("http://u:SECRET@127.0.0.1:1"),
+        origin("https://u:SECRET@panel"),
+    ] {
+        let hides = error.contains("://***@") && !error.contains("SECRET");
+        assert!(hides, "{error}");
+    }
+}
+
+#[test]
 fn an_admin_api_over_tls_needs_the_certificate_of_the_listeners() {
     let admin = Some(([0, 0, 0, 0], 8443).into());
     let error = flags(&[]).load(&access(true), admin).unwrap_err();

@@ -41,7 +41,7 @@ impl Opened {
             fresh: false,
             position: recovered.range.end,
             base: recovered.range.base,
-            clean: recovered.closed == Some(recovered.range.end.0),
+            clean: recovered.is_closed,
             torn: recovered.torn,
             damaged_snapshots: recovered
                 .damaged

@@ -57,6 +57,24 @@ fn clean_close_differs_from_a_crash() {
     assert_eq!(opened.position, LogPosition(4));
 }
 
+/// Regression: the close before the lost run counted as its own.
+#[test]
+fn crash_that_loses_a_whole_run_is_no_clean_close() {
+    let (disk, log, _) = filled(3);
+    log.close().expect("no faults");
+    let open_at = |disk: &Simulation, now_ms| {
+        let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+        Log::open(disk, small(), now_ms, &mut Records::default()).expect("opens")
+    };
+    let disk = disk.kill();
+    let (log, opened) = open_at(&disk, 2);
+    assert!(opened.clean);
+    log.append(&[b"lost"]).expect("small");
+    let disk = disk.kill();
+    let (_, opened) = open_at(&disk, 3);
+    assert_eq!((opened.position, opened.clean), (LogPosition(3), false));
+}
+
 #[test]
 fn many_starts_leave_few_files() {
     let options = Options {

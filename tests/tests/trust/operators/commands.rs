@@ -75,6 +75,22 @@ fn ready_over_tls_needs_no_login() {
 }
 
 /// Regression: `authz explain` had no --ca, which its errors and its help named.
+/// Regression: the help showed the values of variables, and a URL may have a password.
+#[test]
+fn help_shows_no_password_of_a_variable() {
+    for (variable, words) in [
+        ("STATEHOUSE_BROKER", &["serve"][..]),
+        ("STATEHOUSE_URL", &["get"]),
+        ("STATEHOUSE_POLICY_BROKER", &["policy", "push"]),
+    ] {
+        let mut help = command(&[words, &["--help"]].concat());
+        help.env(variable, "mqtt://anna:SECRET@gateway");
+        let shown = finish(help, b"").code(0).text();
+        assert!(shown.contains(variable), "{shown}");
+        assert!(!shown.contains("SECRET"), "{shown}");
+    }
+}
+
 #[test]
 fn explain_logs_in_with_the_token_of_the_store() {
     let plant = Plant::start();
