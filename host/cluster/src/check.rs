@@ -230,7 +230,7 @@ fn check_quota(
 fn check_alarms(report: &mut Report, status: &Status) {
     for alarm in &status.alarms {
         let measured = format!("etcd reports {:?}", alarm.trim());
-        let advice = if status.is_full() {
+        let advice = if alarm.contains("NOSPACE") {
             "delete what is not needed or raise --quota-backend-bytes, then run `etcdctl defrag` and `etcdctl alarm disarm`"
         } else {
             "look into the log of this server of etcd"
@@ -457,6 +457,23 @@ mod tests {
         }
         // In use, so that a defragmentation would not help.
         assert!(!room(1_638, Some(10)).1.contains("defrag"));
+    }
+
+    /// The end of an alarm that reports damage would hide the damage.
+    #[test]
+    fn only_the_alarm_of_a_full_engine_is_to_be_disarmed() {
+        let alarms = ["memberID:1 alarm:NOSPACE ", "memberID:2 alarm:CORRUPT "];
+        let status = Status {
+            alarms: alarms.map(str::to_owned).to_vec(),
+            ..Status::default()
+        };
+        let mut report = Report::default();
+        check_alarms(&mut report, &status);
+        let disarms = report
+            .findings
+            .iter()
+            .map(|it| it.advice.contains("disarm"));
+        assert_eq!(disarms.collect::<Vec<_>>(), [true, false], "{report}");
     }
 
     #[test]

@@ -98,6 +98,12 @@ impl Figures {
         self.epoch.load(Relaxed)
     }
 
+    /// The last record that this host applied, or committed while it led.
+    #[must_use]
+    pub fn position(&self) -> LogPosition {
+        LogPosition(self.applied.load(Relaxed))
+    }
+
     /// Records of the newest head that this host has not applied.
     #[must_use]
     pub fn lag(&self) -> u64 {

@@ -3,6 +3,7 @@
 //!
 //! A host that lacks a policy with a role, or still compiles it, must not lead.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,8 +24,8 @@ use crate::policies::startup::may_be_temporary;
 /// The policies that the log names.
 type Named = BTreeMap<[u8; 32], Need>;
 
-/// What a policy is needed for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a policy is needed for, the most urgent last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Need {
     /// For redeliveries of requests that it handled.
     Redeliveries,
@@ -130,6 +131,13 @@ fn assigned(image: &Image) -> impl Iterator<Item = [u8; 32]> {
     assigned.map(|it| *it.0.as_bytes())
 }
 
+/// The policies without which the host cannot lead, and then the others: each may take seconds.
+fn by_need(named: &Named) -> Vec<(&[u8; 32], Need)> {
+    let mut policies: Vec<_> = named.iter().map(|(digest, need)| (digest, *need)).collect();
+    policies.sort_by_key(|it| Reverse(it.1));
+    policies
+}
+
 async fn fetch(
     local: Modules,
     shared: Shared,
@@ -147,7 +155,11 @@ async fn fetch(
         loaded.retain(|it| local.path(&Hash::from_bytes(*it)).exists());
         retries.retain(|it, _| named.contains_key(it));
         let mut is_complete = true;
-        for (digest, need) in &named {
+        for (digest, need) in by_need(&named) {
+            // One that was just promoted must not wait for those that have no role.
+            if wanted.has_changed().unwrap_or(true) {
+                break;
+            }
             if loaded.contains(digest) {
                 continue;
             }
@@ -164,7 +176,7 @@ async fn fetch(
                     continue;
                 }
                 // The leader removes modules that have no use.
-                Ok(false) if *need == Need::Redeliveries => continue,
+                Ok(false) if need == Need::Redeliveries => continue,
                 Ok(false) => {
                     if retries.entry(*digest).or_default().reports_absence() {
                         warn_of(
@@ -176,7 +188,7 @@ async fn fetch(
                 Err(error) => {
                     warn_of(digest, &format!("{error:#}"));
                     retries.entry(*digest).or_default().postpone();
-                    if *need != Need::Requests
+                    if need != Need::Requests
                         && is_permanent(&error)
                         && locked(&tried).insert(*digest)
                     {
@@ -332,6 +344,15 @@ mod tests {
             assert!(named.has_changed().unwrap());
             named.mark_unchanged();
         }
+    }
+
+    #[test]
+    fn policies_that_requests_need_are_brought_first() {
+        let needs = [Need::Redeliveries, Need::Requests, Need::Assignment];
+        let named = (0..).zip(needs).map(|(number, need)| ([number; 32], need));
+        let named: Named = named.collect();
+        let order: Vec<u8> = by_need(&named).iter().map(|it| it.0[0]).collect();
+        assert_eq!(order, [1, 2, 0]);
     }
 
     #[test]

@@ -72,19 +72,12 @@ pub struct Replica<R> {
     accepts_clock: bool,
     /// Why the last leadership of this host failed. Other hosts should lead before it.
     failed: Option<String>,
-    position: Arc<AtomicU64>,
 }
 
 impl<R: Roles> Replica<R> {
     /// A replica without state. With `accepts_clock` the clock of this host is not compared with
     /// that of the leader, which `offset` knows from the links.
-    /// `position` shows the last record that was applied.
-    pub fn new(
-        roles: R,
-        accepts_clock: bool,
-        offset: Arc<LeaderClock>,
-        position: Arc<AtomicU64>,
-    ) -> Self {
+    pub fn new(roles: R, accepts_clock: bool, offset: Arc<LeaderClock>) -> Self {
         Self {
             image: roles.empty(),
             roles,
@@ -95,7 +88,6 @@ impl<R: Roles> Replica<R> {
             offset,
             accepts_clock,
             failed: None,
-            position,
         }
     }
 
@@ -157,7 +149,6 @@ impl<R: Roles> Embedder for Replica<R> {
         let before_ms = self.image.now_ms;
         let applied = self.image.record(record);
         applied.map_err(|error| format!("record {position}: {error}"))?;
-        self.position.store(position.0, Relaxed);
         if self.image.now_ms > before_ms {
             let now = MachineClock.now();
             let offset = &mut self.offset.locked();
@@ -220,7 +211,6 @@ impl<R: Roles> Embedder for Replica<R> {
             server.release();
             broker.released(position);
         }
-        self.position.store(position.0, Relaxed);
     }
 
     fn ended(&mut self, ended: Ended) {

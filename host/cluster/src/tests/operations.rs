@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::cluster::{Host, access, simulate, world};
+use super::cluster::{Host, access, head, simulate, world};
 use super::operators::count_writes;
 use crate::access::put;
 use crate::codec::Malformed;
@@ -317,4 +317,19 @@ async fn figures_start_anew_with_a_snapshot() {
     follower.member.suspect();
     follower.leads().await;
     assert_eq!(follower.member.figures().takeovers(After::Silence), 1);
+}
+
+/// No frame follows the snapshot, so the host receives no record.
+#[tokio::test(start_paused = true)]
+async fn host_that_reads_only_a_snapshot_knows_its_position() {
+    let world = world(1).await;
+    let small = |it: &mut crate::Options| it.sizes.snapshot_after_bytes = 50_000;
+    let (_leader, log) = Host::lead(&world, "a", small).await;
+    let last = Host::append(&log, &[7; 60_000]).await;
+    sleep(Duration::from_secs(1)).await;
+    let snapshot = head(&world).await.snapshot;
+    assert_eq!(snapshot.map(|it| it.begins_after()), Some(last));
+    let newcomer = Host::start(&world, "b", small);
+    newcomer.follows("a").await;
+    assert_eq!(newcomer.member.figures().position(), last);
 }

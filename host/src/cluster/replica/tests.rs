@@ -35,7 +35,7 @@ impl Roles for Follower {
 }
 
 fn replica(accepts_clock: bool) -> Replica<Follower> {
-    Replica::new(Follower, accepts_clock, Arc::default(), Arc::default())
+    Replica::new(Follower, accepts_clock, Arc::default())
 }
 
 /// A head whose last frame was written so much later than this host's clock shows.
