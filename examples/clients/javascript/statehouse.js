@@ -756,6 +756,8 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
     const rule = "and no '+', '#' or control character";
     throw new TypeError(`a client id has 1 to ${CLIENT_ID_BYTES_MAX} bytes ${rule}`);
   }
+  // A timer with a longer time ends at once.
+  timeoutMs = Math.min(timeoutMs, TIMER_MS_MAX);
   const sessionExpiryInterval = Math.max(SESSION_EXPIRY_S, Math.ceil(timeoutMs / 1000));
   const client = mqtt.connect(url, {
     protocolVersion: 5,
@@ -773,11 +775,13 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
     properties: { sessionExpiryInterval, maximumPacketSize: PACKET_BYTES_MAX },
   });
   const store = new Store(client, clientId, timeoutMs);
+  // Errors show no user and no password.
+  const place = url.replace(/:\/\/.*@/, "://***@");
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
   try {
     await new Promise((resolve, reject) => {
-      const late = `cannot reach a store at ${url} within ${timeoutMs} ms`;
+      const late = `cannot reach a store at ${place} within ${timeoutMs} ms`;
       timer = setTimeout(() => reject(new StoreError("transport", late)), timeoutMs);
       // Until the answer to the SUBSCRIBE, which the timeout also limits.
       client.once("connect", () => store.start().then(resolve, reject));
@@ -785,7 +789,7 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
         const refused = Number(/** @type {any} */ (error).code) >= 0x80;
         const [code, what] = refused
           ? ["denied", "the store refused the connection"]
-          : ["transport", `cannot reach a store at ${url}`];
+          : ["transport", `cannot reach a store at ${place}`];
         reject(new StoreError(code, `${what}: ${error.message}`));
       });
     });
@@ -794,7 +798,8 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
     client.end(true);
     if (error instanceof StoreError) throw error;
     const { message } = /** @type {Error} */ (error);
-    if (!connected) throw new StoreError("transport", `cannot reach a store at ${url}: ${message}`);
+    const unreachable = `cannot reach a store at ${place}: ${message}`;
+    if (!connected) throw new StoreError("transport", unreachable);
     throw new StoreError("denied", `the store refused a subscription: ${message}`);
   } finally {
     clearTimeout(timer);

@@ -649,7 +649,8 @@ class Store:
         except OSError as error:
             self.close()
             # TimeoutError is an OSError.
-            raise TransportError(f"cannot reach a store at {host}:{port}: {error}") from error
+            why = str(error) or f"no answer within {self.timeout} s"
+            raise TransportError(f"cannot reach a store at {host}:{port}: {why}") from error
         except StoreError:
             self.close()
             raise
@@ -924,7 +925,8 @@ def connect(
     parts = urlsplit(url)
     ports = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
     if parts.scheme not in ports or not parts.hostname:
-        raise ValueError(f"{url!r} is not a URL of the form mqtt://HOST:PORT, mqtts, ws or wss")
+        # The URL may contain a password.
+        raise ValueError("the URL has not the form mqtt://HOST:PORT, mqtts, ws or wss")
     # A session of an earlier process would bring its notifications.
     clean_start = client_id is not None
     if client_id is None:

@@ -269,7 +269,7 @@ impl Access {
 
     /// Whether clients are on other machines or accounts, so that their addresses matter.
     pub(super) fn is_remote(&self) -> bool {
-        self.users.is_some()
+        self.users.is_some() || !self.loopback
     }
 
     /// The present role of a user.

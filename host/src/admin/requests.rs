@@ -300,10 +300,9 @@ impl Requests {
 
     /// Counts and logs a refused request. `is_proven`: the client has shown that it may log in.
     fn report(&self, peer: SocketAddr, user: Option<&str>, why: &dyn Display, is_proven: bool) {
-        let is_remote = self.access.is_remote() || self.scope == Scope::Metrics;
         let refused = Refused {
             what: "administer",
-            peer: is_remote.then_some(peer),
+            peer: self.access.is_remote().then_some(peer),
             client: "",
             user,
             why,

@@ -64,7 +64,8 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     let path = format!("/v1/clients?clients={}", args.limit);
-    let answer = args.store.ask(Method::GET, &path).await?;
+    let answer = args.store.ask(Method::GET, &path).await;
+    let answer = answer.map_err(Failure::of_question)?;
     if args.store.json {
         emit_json(&answer)?;
     } else {

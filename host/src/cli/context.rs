@@ -232,6 +232,7 @@ impl Context {
         }
         let urls = self.admin.iter().flat_map(|it| it.split(','));
         if let Some(url) = urls.into_iter().find(|it| !is_tls_url(it)) {
+            let url = ConfigError::without_login(url);
             return Err(Failure::usage(format!(
                 "--admin {url} is not https:// with a host and a port, such as https://plant7:8443"
             )));

@@ -21,6 +21,13 @@ const ADDRESSES: [(&str, &str); 5] = [
 /// The flag that names a store by a context, with its variable.
 const CONTEXT: (&str, &str) = ("--context", "STATEHOUSE_CONTEXT");
 
+/// Flags whose value counts before that of other flags with the same purpose, each with its variable
+/// and the other flags.
+const FIRST: [(&str, &str, &[&str]); 2] = [
+    ("--url", "STATEHOUSE_URL", &["--host", "--port"]),
+    ("--admin", "STATEHOUSE_ADMIN_URL", &["--data"]),
+];
+
 /// Whether a variable names a store, for any command: a command that does not read the variable must
 /// not use another store than a command that does.
 pub(super) fn names_a_store() -> bool {
@@ -37,7 +44,8 @@ fn is_of_kubernetes(variable: &str) -> bool {
 /// Ignores the variables of addresses if the arguments name a context, and the variable of the
 /// context if they name an address. Without such an argument the variable of the context takes
 /// precedence. Otherwise clap reports a conflict with a flag that is not among the arguments.
-/// Subcommands without the option --context keep all variables.
+/// Subcommands without the option --context keep all variables. Of the variables of addresses, also
+/// ignores one that would count before a flag among the arguments, in all subcommands.
 pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> Command {
     let has = |flag| has(arguments, flag);
     // A flag without the variable, such as the --data of `bench`, has another meaning.
@@ -49,6 +57,15 @@ pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> C
         true => ignoring(program, &[PORT], |_| true),
         false => program,
     };
+    let program = FIRST
+        .into_iter()
+        .fold(program, |program, (first, variable, others)| {
+            let is_other = !has(first) && others.iter().copied().any(has);
+            match is_other {
+                true => ignoring(program, &[variable], |_| true),
+                false => program,
+            }
+        });
     let is_set = std::env::var_os(CONTEXT.1).is_some_and(|it| !it.is_empty());
     if !has(CONTEXT.0) && is_named {
         ignoring(program, &[CONTEXT.1], takes_contexts)

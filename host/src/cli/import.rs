@@ -229,6 +229,7 @@ impl Args {
     }
 }
 
+/// The input, and its length if that is known.
 fn open(path: Option<&Path>) -> Result<(Box<dyn BufRead>, Option<u64>), Failure> {
     let Some(path) = path else {
         return Ok((Box::new(BufReader::new(io::stdin())), None));
@@ -239,7 +240,9 @@ fn open(path: Option<&Path>) -> Result<(Box<dyn BufRead>, Option<u64>), Failure>
     if about.is_dir() {
         return Err(failed(io::ErrorKind::IsADirectory.into()));
     }
-    Ok((Box::new(BufReader::new(file)), Some(about.len())))
+    // A pipe or a device has no length.
+    let bytes = about.is_file().then_some(about.len());
+    Ok((Box::new(BufReader::new(file)), bytes))
 }
 
 fn cannot_read(path: Option<&Path>, error: &io::Error) -> String {
@@ -339,6 +342,14 @@ mod tests {
         let line = line_of(text.as_bytes());
         line.map(Option::unwrap)
             .map_err(|failure| failure.message().to_owned())
+    }
+
+    /// Regression: the progress showed 100 % for `import <(command)`.
+    #[test]
+    fn only_a_file_has_a_length() {
+        let length = |path: &str| open(Some(Path::new(path))).unwrap().1;
+        assert_eq!(length("/dev/null"), None);
+        assert!(length(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).is_some());
     }
 
     #[test]

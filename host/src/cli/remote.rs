@@ -221,7 +221,13 @@ pub(super) struct Target {
     /// The URL of the store: mqtt://HOST:PORT, mqtts:// (TLS), ws:// or wss:// (WebSocket); takes
     /// precedence over --host and --port. A user and a password in the URL of this flag take
     /// precedence over those of environment variables
-    #[arg(long, value_name = "URL", env = "STATEHOUSE_URL")]
+    // The help must not show a password.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "STATEHOUSE_URL",
+        hide_env_values = true
+    )]
     url: Option<BrokerUrl>,
 
     /// Name or address of the store's host [default: 127.0.0.1]

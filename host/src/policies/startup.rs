@@ -324,12 +324,14 @@ impl Opening<'_> {
         }
     }
 
-    /// Loads the policies that handled remembered requests, to re-execute redeliveries.
+    /// Loads the last policies that handled remembered requests, to re-execute redeliveries: as many
+    /// as a store retains, because each may take seconds of a compiler.
     fn retired(&self, remembered: &[blake3::Hash], loaded: &Loaded) -> Loaded {
         let here = |digest: &blake3::Hash| loaded.iter().any(|it| it.digest == *digest);
-        let needed = remembered.iter().filter(|digest| !here(digest));
+        let needed: Vec<_> = remembered.iter().filter(|digest| !here(digest)).collect();
+        let skipped = needed.len().saturating_sub(limits::RETIRED_POLICIES_MAX);
         let mut retired = Loaded::new();
-        for digest in needed {
+        for digest in needed.into_iter().skip(skipped) {
             match self.load(&Digest::from(*digest)) {
                 Ok(policy) => retired.push(Arc::new(policy)),
                 Err(error) => {

@@ -578,6 +578,9 @@ fn operator_token_allows_requests_from_other_machines() {
     let elsewhere = "GET /metrics HTTP/1.1\r\nHost: store.example\r\nConnection: close\r\n";
     let bare = format!("{elsewhere}\r\n");
     assert_eq!(api.send(bare.as_bytes()).0, 401);
+    // Regression: the line had no address.
+    let line = server.wait_for_log("what=\"administer\"");
+    assert!(line.contains("peer=\"127.0.0.1:"), "{line}");
     let shown = format!("{elsewhere}{}\r\n\r\n", api.bearer());
     assert_eq!(api.send(shown.as_bytes()).0, 200);
 }

@@ -76,6 +76,14 @@ fn flags_take_precedence_over_variables_of_another_store() {
     let both = [("STATEHOUSE_CONTEXT", "plant7"), elsewhere[0], elsewhere[1]];
     with(&["get", "k"], &both).code(0);
     with(&["usage"], &both).code(0);
+    // The variable has the address in another form. Regression: it took precedence.
+    let far = [("STATEHOUSE_URL", "mqtt://127.0.0.1:1")];
+    with(&["get", "k", "--port", &port], &far).code(0);
+    with(&["get", "k", "--host=127.0.0.1", "--port", &port], &far).code(0);
+    with(&["get", "k"], &far).code(3);
+    let far = [("STATEHOUSE_ADMIN_URL", "https://127.0.0.1:1")];
+    with(&["usage", "--data", data], &far).code(0);
+    with(&["clients", "--json", "--data", data], &far).code(0);
     // The --data of `bench` names the process of the store, and no address.
     let bench = ["bench", "--data", data, "--keys", "5", "--duration"];
     let bench = [&bench[..], &["300ms", "--warm-up", "0s"]].concat();
@@ -286,6 +294,10 @@ fn invalid_contexts_are_refused_and_change_nothing() {
         (
             &["add", "a", "--url", "mqtt://me:secret@x"],
             "holds no password",
+        ),
+        (
+            &["add", "a", "--admin", "https://me:secret@x"],
+            "--admin https://***@x is not",
         ),
         (&["use", "a"], "there is none"),
         (&["remove", "a"], "there is none"),

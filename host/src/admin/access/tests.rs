@@ -49,8 +49,10 @@ async fn only_the_token_is_accepted_and_web_pages_are_refused() {
         assert_eq!(answer, 403, "{other}");
     }
     assert_eq!(status(&access, std::slice::from_ref(&right)).await, 403);
+    assert!(!access.is_remote() && !Access::of_socket().is_remote());
     // Beyond loopback any Host header is accepted.
     let access = with_token([0, 0, 0, 0]);
+    assert!(access.is_remote() && Access::for_metrics().is_remote());
     let elsewhere = [(HOST, "store.example"), right];
     assert_eq!(status(&access, &elsewhere).await, 200);
     assert_eq!(status(&access, &elsewhere[..1]).await, 401);

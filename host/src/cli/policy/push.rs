@@ -11,7 +11,7 @@ use rumqttc::v5::mqttbytes::v5::{
     ConnectProperties, Packet, PubAck, PubAckReason, PublishProperties, SubAck, SubscribeReasonCode,
 };
 use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop, MqttOptions};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use statehouse_client::parse_duration;
 use statehouse_link::{Attempts, Place, describe, describe_suback, is_refusal, reason_name};
 use statehouse_protocol::topics;
@@ -49,7 +49,8 @@ Examples:
   statehouse policy push --store gateway-7 --key gateway.key --rollback")]
 pub(super) struct Args {
     /// The URL of the store's broker
-    #[arg(long, value_name = "URL", env = "STATEHOUSE_POLICY_BROKER", default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
+    // The help must not show a password.
+    #[arg(long, value_name = "URL", env = "STATEHOUSE_POLICY_BROKER", hide_env_values = true, default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
     broker: BrokerUrl,
 
     #[command(flatten)]
@@ -156,6 +157,14 @@ fn unreported(serial: u64, lost: Option<String>) -> Failure {
     }
 }
 
+/// The failure of an order that the store took before it started again, or before another host took
+/// over: no status will report its result.
+fn forgotten(serial: u64) -> Failure {
+    Failure::transport(format!(
+        "the store took the order {serial}, but started again, or another host took over, before it reported the result: `statehouse policy list` shows whether it was carried out"
+    ))
+}
+
 /// Checks the number of targets. clap's error for a missing option could not say where to find the
 /// name.
 fn check_stores(stores: &[ClientId]) -> Result<(), Failure> {
@@ -255,8 +264,10 @@ impl<'a> Push<'a> {
         }
     }
 
-    /// Publishes everything, and returns the final status.
+    /// Publishes everything, and returns the final status. `connected` is whether an earlier
+    /// connection may have published the order.
     async fn run(mut self, connected: &mut bool) -> Result<Json, Stop> {
+        let is_again = *connected;
         let mut attempts = Attempts::default();
         let connecting = attempts.connect(&mut self.events, self.place, &self.id, configured);
         let mut event = connecting.await;
@@ -283,14 +294,44 @@ impl<'a> Push<'a> {
                 }
                 Event::Incoming(Packet::Publish(publish)) => {
                     let status: Json = serde_json::from_slice(&publish.payload).unwrap_or_default();
-                    let ended = status["state"] == "done" || status["state"] == "failed";
-                    if ended && status["serial"].as_u64() == Some(self.serial) {
+                    // An order whose pieces came too late, before this connection, is sent again.
+                    let is_late = publish.retain && status["missing"].is_u64();
+                    if self.is_result(&status) && !is_late {
                         return Ok(status);
+                    }
+                    // This store would refuse the order as an old one.
+                    if is_again
+                        && status["state"] == "idle"
+                        && status["last_serial"].as_u64() == Some(self.serial)
+                    {
+                        return Err(forgotten(self.serial).into());
                     }
                 }
                 _ => {}
             }
             event = self.events.poll().await;
+        }
+    }
+
+    /// Whether this is the result of this order. The retained status may be that of an earlier
+    /// order with the same serial, because of which the store refuses this one.
+    fn is_result(&self, status: &Json) -> bool {
+        let ended = status["state"] == "done" || status["state"] == "failed";
+        if !ended || status["serial"].as_u64() != Some(self.serial) {
+            return false;
+        }
+        let module = self.args.module.as_ref();
+        let digest = module.map(|_| Digest::of(self.module));
+        // The status of a failure may lack both fields.
+        let is_own = |name: &str, own: Json| status[name].is_null() || status[name] == own;
+        is_own("action", json!(self.action())) && is_own("digest", json!(digest))
+    }
+
+    fn action(&self) -> Action {
+        match (self.args.rollback, self.args.promote) {
+            (true, _) => Action::Rollback,
+            (_, true) => Action::Promote,
+            (_, false) => Action::Load,
         }
     }
 
@@ -300,18 +341,13 @@ impl<'a> Push<'a> {
         let chunk_bytes = room
             .saturating_sub(ENVELOPE_BYTES)
             .clamp(1, limits::CHUNK_BYTES_MAX);
-        let action = match (self.args.rollback, self.args.promote) {
-            (true, _) => Action::Rollback,
-            (_, true) => Action::Promote,
-            (_, false) => Action::Load,
-        };
         let is_file = self.args.module.is_some();
         let digest = Digest::of(self.module);
         let chunks = self.module.chunks(chunk_bytes);
         let order = Order {
             serial: self.serial,
             stores: self.args.stores.iter().map(|it| it.0.clone()).collect(),
-            action,
+            action: self.action(),
             digest: is_file.then_some(digest),
             size: is_file.then_some(self.module.len() as u64),
             chunks: chunks.clone().map(Digest::of).collect(),

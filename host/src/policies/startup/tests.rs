@@ -177,6 +177,28 @@ fn the_setting_does_not_promote_a_policy_that_was_rolled_back() {
     assert_eq!(found.unwrap(), other);
 }
 
+/// Regression: a start compiled all of them, also those that the store does not retain.
+#[test]
+fn a_start_loads_as_many_old_policies_as_a_store_retains() {
+    let rig = Rig::new();
+    let names = 0..=u8::try_from(limits::RETIRED_POLICIES_MAX).unwrap();
+    let remembered: Vec<_> = names.clone().map(|name| digest(name).0).collect();
+    for name in names {
+        rig.modules.save(&digest(name).0, &twin(name)).unwrap();
+    }
+    let opening = Opening {
+        standard_file: STANDARD_POLICY,
+        engine: &rig.engine,
+        standard: &rig.standard,
+        modules: &rig.modules,
+        trust: &Trust::default(),
+        keeps: Keeps::Files,
+    };
+    let retired = opening.retired(&remembered, &Loaded::new());
+    let retired: Vec<_> = retired.iter().map(|it| it.digest).collect();
+    assert_eq!(retired, remembered[1..]);
+}
+
 /// An earlier version accepted policies with the reserved name.
 #[test]
 fn the_setting_may_name_a_recorded_policy_without_a_trial() {

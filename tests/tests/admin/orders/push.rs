@@ -2,13 +2,16 @@
 
 use std::{fs, path::Path};
 
+use serde_json::{Value as Json, json};
 use statehouse_tests::{
-    Fate, Mosquitto, Proxy, Ran, Server, Way,
-    broker::{Broker, Greeting},
+    Fate, Mosquitto, Proxy, Publish, Ran, Server, Way,
+    broker::{Broker, Greeting, Peer},
+    packet::kind,
     run_in,
 };
+use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::{Fleet, fleet, name};
+use super::{Fleet, TOPIC, fleet, name};
 use crate::{answers, keygen, ours, policy};
 
 /// Runs `statehouse policy push` in the directory of the keys.
@@ -68,6 +71,74 @@ fn push_signs_ships_and_reports_errors() {
     push_with("other.key", &[&module]).fails(4, "not signed by a key");
     let nowhere = "127.0.0.1:1";
     push(here, nowhere, "trusted.key", &["--store", store, &module]).fails(3, "127.0.0.1:1");
+}
+
+/// Regression: the retained status of the earlier order counted as the result.
+#[test]
+fn push_with_the_serial_of_another_order_is_refused() {
+    let fleet = fleet();
+    let store = ["--store", fleet.store.as_str(), "--serial", "7"];
+    let push = |more: &[&str]| fleet.push("trusted.key", &[&store, more].concat());
+    let module = ours();
+    push(&[&module]).code(0);
+    push(&[&module, "--promote"]).fails(4, "not newer than 7");
+    push(&["--rollback"]).fails(4, "not newer than 7");
+    assert!(!answers(&fleet.server, "tally"));
+    // This is the same order, so its result is known.
+    push(&[&module]).code(0);
+}
+
+/// Pushes order 7, a rollback, through this broker.
+fn push_7(broker: &Broker) -> JoinHandle<Ran> {
+    let url = format!("mqtt://{}", broker.address());
+    spawn_blocking(move || {
+        let directory = tempfile::tempdir().unwrap();
+        keygen(directory.path(), "trusted");
+        let arguments = ["--store", "any", "--rollback", "--serial", "7"];
+        push(directory.path(), &url, "trusted.key", &arguments)
+    })
+}
+
+fn status(status: &Json) -> Publish {
+    Publish::new(&format!("{TOPIC}/status"), status.to_string())
+}
+
+/// Accepts a connection of the command at a broker with this retained status.
+async fn accept_with(broker: &Broker, retained: &Json) -> Peer {
+    let mut client = broker.accept().await;
+    client.greet(&Greeting::default()).await;
+    client.answer_subscribe(&[1]).await;
+    client.send(&status(retained).retained().bytes()).await;
+    client
+}
+
+/// Regression: the command ended with the earlier failure, and sent nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn push_sends_an_order_again_whose_pieces_were_late() {
+    let broker = Broker::start().await;
+    let pushing = push_7(&broker);
+    let late = json!({ "state": "failed", "serial": 7, "missing": 2, "error": "late" });
+    let mut client = accept_with(&broker, &late).await;
+    assert_eq!(client.read().await.kind(), kind::PUBLISH);
+    let done = json!({ "state": "done", "serial": 7 });
+    client.send(&status(&done).bytes()).await;
+    pushing.await.unwrap().code(0);
+}
+
+/// Regression: it exited with 4, as if the store had refused an order that it has carried out.
+#[tokio::test(flavor = "multi_thread")]
+async fn push_says_that_a_restart_lost_the_result() {
+    let broker = Broker::start().await;
+    let pushing = push_7(&broker);
+    // The status of a store that has started again after it took the order.
+    let idle = json!({ "state": "idle", "last_serial": 7 });
+    let mut client = accept_with(&broker, &idle).await;
+    // It cannot know yet that this is its own order.
+    assert_eq!(client.read().await.kind(), kind::PUBLISH);
+    drop(client);
+    // The connection must last until the command has read the status.
+    let _client = accept_with(&broker, &idle).await;
+    pushing.await.unwrap().fails(3, "policy list");
 }
 
 /// The connection breaks after the order and half of its file.

@@ -1,6 +1,6 @@
 //! Each operation, with arbitrary bytes, and what a client reports if the store refuses it.
 
-use std::{fs, process::Command};
+use std::{fs, net::TcpListener, process::Command};
 
 use serde_json::{Value, json};
 use statehouse_tests::{
@@ -167,6 +167,38 @@ fn error_of_the_store_is_reported_with_its_text() {
             "do": "connect", "url": format!("mqtt://{}", own_address()), "timeout_ms": 2000
         }));
         assert_eq!(reached["error"], "transport", "{language:?}: {reached}");
+    }
+}
+
+/// Regression: the JavaScript client repeated the password, and the Python client gave no reason.
+#[test]
+fn failed_connection_has_a_reason_and_shows_no_password() {
+    // It accepts connections and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("mqtt://anna:SECRET@{}", silent.local_addr().unwrap());
+    for language in LANGUAGES {
+        let connect = json!({"do": "connect", "url": url, "timeout_ms": 500});
+        let failed = Driver::start(language).attempt(connect);
+        assert_eq!(failed["error"], "transport", "{language:?}: {failed}");
+        let text = failed["text"].as_str().unwrap();
+        let has_reason = ["within", "timeout"].iter().any(|it| text.contains(it));
+        assert!(
+            has_reason && !text.contains("SECRET"),
+            "{language:?}: {text}"
+        );
+    }
+}
+
+/// Regression: a timer of JavaScript that is longer than 2^31 ms ends at once.
+#[test]
+fn longer_timeout_than_that_of_a_timer_is_taken() {
+    let server = Server::start();
+    let url = format!("mqtt://{}", server.address());
+    for language in LANGUAGES {
+        let mut store = Driver::start(language);
+        store.ask(json!({"do": "connect", "url": url, "timeout_ms": 1_u64 << 32}));
+        let set = store.ask(json!({"do": "set", "key": hex("key"), "value": ""}));
+        assert_eq!(set["applied"], true, "{language:?}");
     }
 }
 
