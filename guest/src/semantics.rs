@@ -183,18 +183,17 @@ fn key_notify(
 ) -> Result<Done, Refusal> {
     // Without a client id there is no connection to notify.
     let client = request.client.as_deref().ok_or(Refusal::NotAuthorized)?;
+    let watched = Bytes::Span(key);
+    host.head(&watched, Access::Read)?;
+    if stop {
+        let is_done = host.unwatch(&watched)?;
+        return Ok(Done::without_version(reply::done(is_done)));
+    }
     if !notify::topic_fits(client, key) {
         return Err(Refusal::Syntax);
     }
-    let key = Bytes::Span(key);
-    host.head(&key, Access::Read)?;
-    let is_done = if stop {
-        host.unwatch(&key)?
-    } else {
-        host.watch(&key)?;
-        true
-    };
-    Ok(Done::without_version(reply::done(is_done)))
+    host.watch(&watched)?;
+    Ok(Done::without_version(reply::done(true)))
 }
 
 /// KEYNOTIFY with options of this store. The response has the version of the last change, so that
@@ -207,22 +206,22 @@ fn run_follow(host: &mut impl Host, request: &Request, follow: &Follow) -> Resul
         stop,
     } = *follow;
     let client = request.client.as_deref().ok_or(Refusal::NotAuthorized)?;
-    if !notify::topic_fits(client, key) {
-        return Err(Refusal::Syntax);
-    }
-    let key = Bytes::Span(key);
+    let watched = Bytes::Span(key);
     if scope == Scope::Key {
-        host.head(&key, Access::Read)?;
+        host.head(&watched, Access::Read)?;
     }
     let since = since.map(|since| version(request, since)).transpose()?;
     if stop {
-        let watched = host.unfollow(scope, &key)?;
-        return Ok(Done::without_version(reply::done(watched)));
+        let is_done = host.unfollow(scope, &watched)?;
+        return Ok(Done::without_version(reply::done(is_done)));
+    }
+    if !notify::topic_fits(client, key) {
+        return Err(Refusal::Syntax);
     }
     let reached = match since {
-        Some(since) => host.follow_since(scope, &key, since)?,
+        Some(since) => host.follow_since(scope, &watched, since)?,
         None => Reached {
-            version: host.follow(scope, &key)?,
+            version: host.follow(scope, &watched)?,
             complete: true,
         },
     };

@@ -196,15 +196,25 @@ fn a_topic_too_long_for_a_packet_is_refused() {
     call(&mut table, &[b"SET", &key, b"v"]);
     assert!(table.take_deliveries()[0].topic.len() <= 65_535);
     let key = vec![b'k'; longest + 1];
-    for words in [
-        &[b"KEYNOTIFY" as &[u8], &key] as &[&[u8]],
-        &[b"KEYNOTIFY", &key, b"STOP"],
-    ] {
+    let from: [&[u8]; 4] = [b"KEYNOTIFY", &key, b"FROM", b"1:0:n"];
+    for words in [&from[..2], &from[..]] {
         let refused = answer(&mut table, words);
         assert_eq!(refused, error("syntax error"), "{} words", words.len());
     }
-    // Other commands accept such a key.
+    // Such a key has no watch that could end. Other commands accept it.
+    for words in [
+        &[b"KEYNOTIFY" as &[u8], &key, b"STOP"] as &[&[u8]],
+        &[b"KEYNOTIFY", &key, b"PREFIX", b"STOP"],
+    ] {
+        let stopped = answer(&mut table, words);
+        assert_eq!(stopped, b":0\r\n", "{} words", words.len());
+    }
     assert_eq!(answer(&mut table, &[b"SET", &key, b"v"]), b"+OK\r\n");
+    table.deny(Right::Read, &key);
+    for words in [&from[..2], &from[..]] {
+        let denied = answer(&mut table, words);
+        assert_eq!(denied, error("not authorized"), "{} words", words.len());
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::store::Peer;
 pub use reply::{ReplyTo, notification_properties};
 use statehouse_protocol::rights::ClientRights;
 pub use statehouse_protocol::topics::{
-    ADMIN_TOPICS, BROKER_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC,
+    ADMIN_TOPICS, BROKER_TOPICS, NOTIFICATION_TOPICS, PREVIEW_TOPIC, REQUEST_TOPIC, client_id_of,
     notification_topic,
 };
 use statehouse_protocol::{ConnectionId, SessionId};

@@ -18,6 +18,25 @@ pub const CHUNK_TOPICS: &str = "statehouse/v1/admin/policy/chunk/";
 /// The prefix of the topics that the MQTT standard keeps for brokers (section 4.7.2).
 pub const BROKER_TOPICS: &str = "$SYS/";
 
+/// Longest name of a user at the beginning of a client id, which has at most 1024 bytes.
+const USER_BYTES_MAX: usize = 512;
+
+/// A client id that begins with the user, so that rules can bind ids to users. The id alone if the
+/// user cannot be part of a level: then the client would own no topic for its responses.
+#[must_use]
+pub fn client_id_of(user: Option<&str>, id: &str) -> String {
+    let is_part = |it: &&str| {
+        !it.is_empty()
+            && it.len() <= USER_BYTES_MAX
+            && !it.contains(['/', '+', '#'])
+            && !it.contains(char::is_control)
+    };
+    match user.filter(is_part) {
+        Some(user) => format!("{user}:{id}"),
+        None => id.into(),
+    }
+}
+
 /// Whether no client may publish on this topic because it is kept for brokers. A Mosquitto bridge
 /// publishes its state below them, also as its will, and Mosquitto allows it exactly this:
 /// `$SYS/broker/connection/+/state`.
@@ -83,6 +102,16 @@ mod tests {
             "$SYSTEM/a",
         ] {
             assert!(!is_kept_for_brokers(topic.as_bytes()), "{topic}");
+        }
+    }
+
+    #[test]
+    fn client_id_begins_with_the_user() {
+        assert_eq!(client_id_of(Some("anna"), "a@b"), "anna:a@b");
+        let long = "u".repeat(USER_BYTES_MAX + 1);
+        assert_eq!(client_id_of(None, "a@b"), "a@b");
+        for user in ["", "a/b", "a+", "#", "a\0", &*long] {
+            assert_eq!(client_id_of(Some(user), "a@b"), "a@b", "{user:?}");
         }
     }
 

@@ -13,6 +13,7 @@ use statehouse_config::limits;
 use statehouse_core::request::Early;
 use statehouse_core::store::Mode;
 use statehouse_core::{Decision, Outcome};
+use statehouse_protocol::Peer;
 
 /// The answer to a SET without `__ts` (the protocol, section 4).
 const MISSING_TIMESTAMP: &[u8] = b"-ERR missing timestamp\r\n";
@@ -41,7 +42,7 @@ impl Default for ClientErrors {
 
 impl ClientErrors {
     /// Logs the mistake of a request, if it has one.
-    pub(super) fn log(&self, client: &str, decision: &Decision<'_>, mode: Mode) {
+    pub(super) fn log(&self, peer: &Peer, decision: &Decision<'_>, mode: Mode) {
         let (what, remedy) = match &decision.outcome {
             // The embedded broker passes this refusal to the client and to the audit log. Behind a
             // foreign broker this line is its only trace.
@@ -62,6 +63,7 @@ impl ClientErrors {
             },
             _ => return,
         };
+        let client = peer.shown();
         if self.may_log(client, what) {
             tracing::warn!(client, "refused a request: {what}; {remedy}");
         }

@@ -8,6 +8,7 @@ use std::ops::Bound;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Server;
+use super::usage::start_of;
 use statehouse_config::limits;
 use statehouse_core::clock::Stamp;
 use statehouse_core::log::LogPosition;
@@ -34,7 +35,7 @@ pub struct KeyView {
 /// Some changes of keys.
 pub struct Changes {
     /// The changes in the order of their versions, each with its client if it wrote the present
-    /// value.
+    /// value. A long client id is cut and ends with `…`.
     pub found: Vec<(Change, Option<Box<str>>)>,
     /// The version up to which changes were examined.
     pub reached: Stamp,
@@ -115,7 +116,7 @@ impl Server {
                     let is_current = |it: &Entry| it.version() == change.version();
                     let held = state.table.get(change.key()).filter(|it| is_current(it));
                     let writer = held.and_then(|it| state.owner(it.key(), false));
-                    found.push((change.clone(), writer.map(Into::into)));
+                    found.push((change.clone(), writer.map(start_of)));
                 }
             }
             Changes {

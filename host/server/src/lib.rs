@@ -310,6 +310,8 @@ impl Server {
             {
                 let mut locked = self.lock();
                 let now = locked.now();
+                // This step removes expired keys too: see `sweep_once`.
+                locked.check_disk_space(&*self.journal);
                 // The rules may have changed again, and the client may have begun watches by the
                 // newer ones. So the first result must not be used here.
                 let rights: Arc<dyn ClientRights> = grants(&peer);
@@ -329,6 +331,7 @@ impl Server {
             {
                 let mut locked = self.lock();
                 let now = locked.now();
+                locked.check_disk_space(&*self.journal);
                 let failures = locked.stats.policy_failures;
                 self.handle(&mut locked, Input::Expired(some), None, now);
                 if locked.stats.policy_failures > failures {
@@ -483,8 +486,7 @@ impl Server {
             }
             _ => {}
         }
-        self.client_errors
-            .log(&incoming.peer.client, decision, self.mode);
+        self.client_errors.log(incoming.peer, decision, self.mode);
     }
 
     /// Passes a request to the audit log, because rules forbid it or a limit refuses it.

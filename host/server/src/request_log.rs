@@ -24,7 +24,7 @@ pub(super) fn log(request: &Request<'_>, reply_to: &ReplyTo<'_>, effects: &Effec
     let payload = answer.map_or(&[][..], |it| &it.payload);
     tracing::debug!(
         target: TARGET,
-        client = &*request.peer.client,
+        client = request.peer.shown(),
         // The correlation data of the client (MQTT 5, section 3.3.2.3.6).
         request = shortened_hex(reply_to.correlation_data()),
         bytes = request.payload.len(),

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::names::Names;
 use super::pending::NextRequest;
 use super::timing::Timed;
+use super::usage::start_of;
 use crate::traces::{Finished, FinishedRequest, Leaving, TracedNotification, short};
 use statehouse_config::limits;
 use statehouse_core::clock::wall_ms;
@@ -22,7 +23,7 @@ use statehouse_core::clock::wall_ms;
 pub struct SlowRequest {
     /// When its response left, in milliseconds since 1970.
     pub at_ms: u64,
-    /// The client id.
+    /// The client id; a long one is cut and ends with `…`.
     pub client: String,
     /// The command, if the policy named one.
     pub command: Option<String>,
@@ -231,7 +232,7 @@ impl Departure {
         let flush = rest - policy;
         SlowRequest {
             at_ms,
-            client: self.client.to_string(),
+            client: start_of(&self.client).into_string(),
             command: self.command,
             key: self.key,
             policy: self.policy,
@@ -255,19 +256,34 @@ mod tests {
     use super::*;
 
     fn note(log: &SlowLog, count: usize) {
+        note_of(log, count, "press-4");
+    }
+
+    fn note_of(log: &SlowLog, count: usize, client: &str) {
         for _ in 0..count {
             let (mut departures, left) = (Departures::new(Duration::ZERO), Instant::now());
             departures.slow = 1;
             departures.last.push_back(Departure {
                 timed: Timed::example(left),
                 key: None,
-                client: "press-4".into(),
+                client: client.into(),
                 command: None,
                 policy: None,
                 left,
             });
             log.note(departures);
         }
+    }
+
+    /// Regression: clients of a foreign broker, whose ids may have 64 KiB, filled 16 MiB.
+    #[test]
+    fn long_client_ids_are_cut() {
+        let log = SlowLog::default();
+        note_of(&log, 1, "press-4");
+        note_of(&log, 1, &"x".repeat(65_535));
+        let shown = log.since(0).requests.into_iter().map(|it| it.client);
+        let cut = "x".repeat(limits::ADMIN_CLIENT_ID_BYTES_MAX) + "…";
+        assert_eq!(shown.collect::<Vec<_>>(), ["press-4".to_owned(), cut]);
     }
 
     #[test]

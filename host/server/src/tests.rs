@@ -387,8 +387,8 @@ fn check_of_a_durable_watch_reads_the_present_room() {
     assert_eq!(check(), Ok(()));
 }
 
-/// Regression: the sweeper knew the room of the log at the last request only. Until the next
-/// request it removed no key, notified no watcher, and never slept.
+/// Regression: the sweeper, and the steps of a start, knew the room of the log at the last request
+/// only. Until the next request the sweeper removed no key, notified no watcher, and never slept.
 #[test]
 fn keys_expire_when_there_is_room_without_a_request() {
     let journal = Arc::new(Held::default());
@@ -398,9 +398,10 @@ fn keys_expire_when_there_is_room_without_a_request() {
     server.attach(Arc::new(RecordingTransport::default()));
     let set: &[&[u8]] = &[b"SET", b"k", b"v", b"PX", b"1000"];
     publish(&server, START_MS, set, FIRST, None);
-    journal.has_no_reserve.store(true, Relaxed);
-    publish(&server, START_MS, &[b"GET", b"k"], FIRST, None);
     source.advance(1_000);
+    journal.has_no_reserve.store(true, Relaxed);
+    // A step of the start, before any request.
+    server.renotify_expired(&[(Key::from_static(b"gone"), Stamp::default())]);
     let (next_ms, now_ms) = server.sweep_once();
     assert!(next_ms > Some(now_ms), "it waits for room: {next_ms:?}");
     assert_eq!(server.stats().keys, 1);

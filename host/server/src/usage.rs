@@ -106,7 +106,7 @@ impl Server {
 }
 
 /// Client ids of a foreign broker may have any length.
-fn start_of(client: &str) -> Box<str> {
+pub(super) fn start_of(client: &str) -> Box<str> {
     match client.floor_char_boundary(limits::ADMIN_CLIENT_ID_BYTES_MAX) {
         end if end < client.len() => format!("{}…", &client[..end]).into(),
         _ => client.into(),

@@ -11,6 +11,7 @@ use statehouse_core::clock::{Clock, ManualSource, Stamp};
 use statehouse_core::policy::{Canary, CanaryRule, Failure, Role, Selector, Shadow};
 use statehouse_core::request::Incoming;
 use statehouse_core::store::{Key, Mode, Reexecution};
+use statehouse_mqtt::PropertiesBuilder;
 use statehouse_server::{Server, shadow::ShadowReport};
 use statehouse_transport::{Inbound, Intake, Outbound, Transport};
 
@@ -270,6 +271,23 @@ fn policies_that_trip_at_one_request_both_end() {
     assert_ne!(parts[0], parts[1]);
 }
 
+/// Regression test: such failures rolled the active policy back, which does not end the route.
+#[test]
+fn failures_under_a_route_do_not_trip_the_guard() {
+    let faulty = digest(&policies().faulty);
+    let assignment = loaded().promote(faulty).unwrap();
+    let mut core = core(assignment.route(b"rule/", Some(faulty)).unwrap());
+    for _ in 0..2 * limits::GUARD_FAILURES_DEFAULT {
+        let (effects, _) = ask(&mut core, "c", &["SET", "rule/a", "panic"]);
+        assert_eq!((effects.failures, &effects.tripped), (1, &None));
+    }
+    let (effects, answer) = ask(&mut core, "c", &["SET", "rule/a", "stray"]);
+    assert_eq!((by(&effects), &answer[..]), (faulty, &b"+OK\r\n"[..]));
+    let mut trips = (0..limits::GUARD_FAILURES_DEFAULT)
+        .map(|_| ask(&mut core, "c", &["SET", "k", "panic"]).0.tripped);
+    assert!(trips.any(|it| it.is_some()), "its other requests count");
+}
+
 /// Regression test: each such request took half a second, and the guard counted the failures of one
 /// client as at most half of those that it tolerates.
 #[test]
@@ -439,6 +457,34 @@ fn failure(result: Reexecution) -> String {
         Reexecution::Failed(failure) => failure.to_string(),
         _ => panic!("it must fail"),
     }
+}
+
+/// Regression: these texts counted nothing, so a full queue took a hundred megabytes more.
+#[test]
+fn texts_of_a_request_count_in_a_sample() {
+    let all = policies();
+    let mut core = core(shadowed(loaded(), &all.faulty));
+    let mut cost_of = |text: &str| {
+        let properties = PropertiesBuilder::new()
+            .response_topic("answers")
+            .correlation_data(b"1")
+            .user("__ts", text)
+            .user("__ft", text)
+            .finish()
+            .and_then(Properties::parse)
+            .unwrap();
+        let arguments: [&[u8]; 2] = [b"GET", b"k"];
+        let payload = Bytes::from(statehouse_policy::resp::request(&arguments));
+        let peer = Peer::numbered(text, 1);
+        let incoming = Incoming::new(&peer, &payload, &properties);
+        let effects = core.handle(Input::Publish(&incoming), at(NOW_MS)).effects;
+        let observed = effects.sampled.expect("every request is compared");
+        observed.cost_bytes()
+    };
+    let bytes = 60_000;
+    // The two texts are in the properties and copied, and the client id is a third one.
+    let more = cost_of(&"1".repeat(bytes)) - cost_of("1");
+    assert!(more + 1_000 > 5 * bytes as u64, "{more}");
 }
 
 /// Regression: a comparison accepted a command that fails after a promotion.

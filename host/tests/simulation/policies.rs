@@ -111,7 +111,7 @@ impl World {
         Chosen {
             policy: which.expect("one of the three"),
             canary: routed.is_none() && canary.is_some(),
-            routed: routed.is_some() && found != assignment.active,
+            routed: routed.is_some(),
         }
     }
 

@@ -67,6 +67,9 @@ pub struct Choice {
     pub(crate) slot: usize,
     /// Why it was chosen.
     pub part: Part,
+    /// Whether a route chose it. The guard does not count such a request, because a rollback does
+    /// not end the route.
+    pub by_route: bool,
 }
 
 /// Why a policy handles a request.
@@ -273,7 +276,11 @@ impl<H: Host> Registry<H> {
                 }
                 Ok(_) => {}
                 Err(failure) => {
-                    let choice = Choice { slot, part };
+                    let choice = Choice {
+                        slot,
+                        part,
+                        by_route: false,
+                    };
                     keyed.failures.push((choice, fuel_used, failure));
                 }
             }
@@ -307,16 +314,22 @@ impl<H: Host> Registry<H> {
                 true => Part::Active,
                 false => Part::Routed,
             };
-            return Choice { slot, part };
+            return Choice {
+                slot,
+                part,
+                by_route: true,
+            };
         }
         match &self.canary {
             Some((slot, rule)) if rule.takes(client, key) => Choice {
                 slot: *slot,
                 part: Part::Canary,
+                by_route: false,
             },
             _ => Choice {
                 slot: self.active,
                 part: Part::Active,
+                by_route: false,
             },
         }
     }

@@ -9,7 +9,8 @@ use crate::limits;
 /// Selects the policy that is part of the program. No loaded policy may have this name.
 pub const BUILT_IN: &str = "builtin";
 
-/// A digest prefix of at least six hex digits, NAME, NAME@VERSION, NAME@DIGEST, or `builtin`.
+/// A digest prefix of at least six hex digits, also behind `blake3:`, NAME, NAME@VERSION,
+/// NAME@DIGEST, or `builtin`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector(String);
 
@@ -31,7 +32,7 @@ pub struct Candidate<'a> {
 pub enum SelectorError {
     /// It is not a selector.
     #[error(
-        "a policy is selected by at least {min} hex digits of its digest, by NAME, by NAME@VERSION, or by `builtin`",
+        "a policy is selected by at least {min} hex digits of its digest, by NAME, by NAME@VERSION, by NAME@DIGEST, or by `builtin`",
         min = limits::DIGEST_DIGITS_MIN
     )]
     Form,
@@ -49,6 +50,8 @@ impl FromStr for Selector {
     type Err = SelectorError;
 
     fn from_str(text: &str) -> Result<Self, SelectorError> {
+        // The program prints digests in this form.
+        let text = text.strip_prefix("blake3:").unwrap_or(text);
         if text.is_empty() || text.len() > limits::SELECTOR_BYTES_MAX {
             return Err(SelectorError::Form);
         }
@@ -145,6 +148,9 @@ mod tests {
         assert_eq!(find(&short), Ok(digest("a")));
         assert_eq!(find(&short[..6].to_uppercase()), Ok(digest("a")));
         assert_eq!(find(&format!("rule@{short}")), Ok(digest("a")));
+        for digits in [&short, &digest("a").to_string()] {
+            assert_eq!(find(&format!("blake3:{digits}")), Ok(digest("a")));
+        }
         assert!(matches!(find(&short[..5]), Err(SelectorError::Unknown(..))));
         let ambiguous = find("rule").unwrap_err().to_string();
         for version in ["rule@1", "rule@2"] {
@@ -158,7 +164,9 @@ mod tests {
         assert!(advice.starts_with("; use the digest"), "{ambiguous}");
         let unknown = find("other").unwrap_err().to_string();
         assert!(unknown.contains("standard@1"), "{unknown}");
-        assert_eq!(Selector::from_str(""), Err(SelectorError::Form));
+        for text in ["", "blake3:"] {
+            assert_eq!(Selector::from_str(text), Err(SelectorError::Form));
+        }
     }
 
     /// Orders refer to files by digest. A policy chooses its own name, so it could pose as another

@@ -84,7 +84,7 @@ impl Store {
         };
         by.work.request(effects.fuel, decision.answer.command);
         let answered = (effects.fuel, CallOutcome::Answered);
-        self.guard(choice.part, &by, request.peer, answered, effects);
+        self.guard(choice, &by, request.peer, answered, effects);
         self.commit(transaction, decision, request, identified, context, effects)
     }
 
@@ -310,13 +310,13 @@ impl Store {
         policy.work.failure(failure, now_ms);
         effects.failures += 1;
         if policy.counters.may_log(now_ms) {
-            let client = &*request.peer.client;
+            let client = request.peer.shown();
             tracing::error!(%policy, digest = %policy.digest, client, %failure, "{what}");
         }
         let outcome = CallOutcome::failed(failure, policy.start_fuel, self.quota.fuel_max);
         if let Some(outcome) = outcome {
             let ended = (fuel, outcome);
-            self.guard(choice.part, &policy, request.peer, ended, effects);
+            self.guard(choice, &policy, request.peer, ended, effects);
         }
     }
 
@@ -325,13 +325,14 @@ impl Store {
     /// trip must not be lost. Another policy that fails too often trips at its next failure.
     fn guard(
         &mut self,
-        part: Part,
+        choice: Choice,
         by: &Policy<Transaction>,
         peer: &Peer,
         (fuel, outcome): (u64, CallOutcome),
         effects: &mut Effects,
     ) {
-        if effects.tripped.is_some() {
+        let part = choice.part;
+        if effects.tripped.is_some() || choice.by_route {
             return;
         }
         let guard = match part {

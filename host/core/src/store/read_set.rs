@@ -38,6 +38,14 @@ impl KeyRef {
             Self::Own(key) => Some(key),
         }
     }
+
+    /// The length of the key.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Payload(range) => range.len() as u64,
+            Self::Own(key) => key.len() as u64,
+        }
+    }
 }
 
 /// The range of `part` in `whole`, if it is a slice of it.
@@ -115,16 +123,20 @@ impl CapturedReads {
         self.cost_bytes() > limits::CAPTURED_BYTES_MAX
     }
 
-    /// The memory cost in bytes.
+    /// The memory cost in bytes. It must not depend on a restart, or a recovered store could evict
+    /// requests that the store remembered before.
     pub fn cost_bytes(&self) -> u64 {
         let reads = self.reads.iter().map(|read| {
-            let key = match &read.key {
+            let key_bytes = read.key.bytes();
+            let own = match &read.key {
                 KeyRef::Payload(_) => 0,
-                KeyRef::Own(key) => key.len() as u64,
+                KeyRef::Own(_) => key_bytes,
             };
-            // The table shares the entry only until the key is written again.
-            key + size_of::<Read>() as u64
-                + read.entry.as_ref().map_or(0, Entry::weight_without_key)
+            // The table shares the entry only until the key is written again. Its block has the key
+            // as well, unless it is from a snapshot.
+            let entry = read.entry.as_ref();
+            let entry = entry.map_or(0, |it| key_bytes + it.weight_without_key());
+            own + size_of::<Read>() as u64 + entry
         });
         let imports = self.imports.iter().map(|(_, imported)| {
             let bytes = match imported {
@@ -462,6 +474,23 @@ mod tests {
             assert_eq!(captured.is_large(), is_large);
             assert_eq!(captured.reads[0].key.resolve(b""), Some(&b"k"[..]));
         }
+    }
+
+    /// Regression: remembered requests held blocks with long keys that counted nothing.
+    #[test]
+    fn key_in_the_block_of_a_captured_entry_counts() {
+        let payload = Bytes::from(vec![b'k'; limits::CAPTURED_BYTES_MAX as usize]);
+        let entry = Entry::new(&payload, b"v", Stamp::default(), None, None);
+        let mut read_set = ReadSet::default();
+        read_set.read(&payload, false, &payload, || Some(entry));
+        let mut captured = read_set.take().unwrap();
+        assert!(matches!(captured.reads[0].key, KeyRef::Payload(_)));
+        assert!(captured.is_large());
+        let cost_bytes = captured.cost_bytes();
+        assert!(cost_bytes > payload.len() as u64);
+        // A snapshot leaves the key out.
+        captured.reads[0].entry = Some(Entry::new(b"", b"v", Stamp::default(), None, None));
+        assert_eq!(captured.cost_bytes(), cost_bytes);
     }
 
     #[test]

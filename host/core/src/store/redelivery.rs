@@ -128,7 +128,7 @@ fn report_difference(
     if !policy.counters.may_log(now_ms) {
         return;
     }
-    let client = &*request.peer.client;
+    let client = request.peer.shown();
     let first = outcome.payload.digest();
     let now = match reexecuted {
         Ok(answer) => blake3::hash(&answer.payload).to_string(),

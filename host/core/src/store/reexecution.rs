@@ -5,9 +5,11 @@
 //! the store. A run that needs something unknown must report that and never guess.
 
 use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hashbrown::DefaultHashBuilder;
 use statehouse_mqtt::Properties;
 
 use super::effects::Answer;
@@ -107,9 +109,9 @@ pub enum Reexecution {
 }
 
 impl SampledRequest {
-    /// The client id.
+    /// The client id, cut if it is long.
     pub fn client(&self) -> &str {
-        &self.peer.client
+        self.peer.shown()
     }
 
     /// The memory cost in bytes.
@@ -118,8 +120,15 @@ impl SampledRequest {
         let writes = self.writes.iter().map(|write| {
             write.key().len() as u64 + write.entry().map_or(0, Entry::weight_without_key)
         });
+        let texts = [
+            self.timestamp.as_deref(),
+            self.fencing_token.as_deref(),
+            // Behind a foreign broker each request has its own copy.
+            Some(&*self.peer.client),
+        ];
+        let texts: usize = texts.into_iter().flatten().map(str::len).sum();
         limits::SAMPLE_OVERHEAD_BYTES
-            + (self.payload.len() + self.answer.len() + self.properties.raw().len()) as u64
+            + (self.payload.len() + self.answer.len() + self.properties.raw().len() + texts) as u64
             + captured
             + writes.sum::<u64>()
     }
@@ -220,7 +229,10 @@ impl State {
 pub(super) struct Removals {
     /// All removals so far.
     count: u64,
-    last: VecDeque<(bool, Key)>,
+    /// The hashes of the last ones, since keys may be long. A collision only means that the earlier
+    /// entry of a key is taken for unknown.
+    last: VecDeque<u64>,
+    hasher: DefaultHashBuilder,
 }
 
 impl Removals {
@@ -239,8 +251,8 @@ impl Removals {
             if self.last.len() >= limits::RECENT_REMOVALS_MAX {
                 self.last.pop_front();
             }
-            let key = Key::copy_from_slice(write.key());
-            self.last.push_back((write.hidden, key));
+            let hash = self.hash(write.hidden, write.key());
+            self.last.push_back(hash);
         }
     }
 
@@ -249,13 +261,13 @@ impl Removals {
         let Ok(since) = usize::try_from(self.count - before) else {
             return false;
         };
-        since <= self.last.len()
-            && !self
-                .last
-                .iter()
-                .rev()
-                .take(since)
-                .any(|(h, k)| *h == hidden && k == key)
+        let hash = self.hash(hidden, key);
+        let mut last = self.last.iter().rev().take(since);
+        since <= self.last.len() && !last.any(|it| *it == hash)
+    }
+
+    fn hash(&self, hidden: bool, key: &[u8]) -> u64 {
+        self.hasher.hash_one((hidden, key))
     }
 }
 
@@ -292,4 +304,30 @@ pub fn same_writes(one: &[Write], other: &[Write]) -> bool {
         ..write.clone()
     };
     one.len() == other.len() && one.iter().zip(other).all(|(a, b)| bare(a) == bare(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::write::Change;
+    use super::*;
+
+    #[test]
+    fn key_is_known_to_be_absent_since_its_last_removal() {
+        let removal = |key: &'static [u8]| {
+            Write::of(Change::Deleted(Key::from_static(key), Stamp::default()))
+        };
+        let mut removals = Removals::default();
+        removals.note(&[removal(b"a")], true);
+        removals.note(&[removal(b"b")], true);
+        let is_absent =
+            |before, hidden, key: &[u8]| removals.not_removed_since(before, hidden, key);
+        assert!(!is_absent(0, false, b"a") && !is_absent(1, false, b"b"));
+        assert!(is_absent(1, false, b"a") && is_absent(2, false, b"b"));
+        assert!(is_absent(0, true, b"a"), "a hidden key is another key");
+        removals.note(&[removal(b"c")], false);
+        assert!(
+            !removals.not_removed_since(2, false, b"a"),
+            "it was only counted"
+        );
+    }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use statehouse_config::limits;
+use statehouse_config::{limits, part_of_memory};
 use statehouse_core::policy::{Digest, Failure, Instance};
 use statehouse_core::store::{Key, Read, Reexecution, SampledRequest, Transaction, same_writes};
 
@@ -29,6 +29,8 @@ pub struct Observer {
     queue: OnceLock<Option<SyncSender<Job>>>,
     /// None once the thread has started.
     recall: Mutex<Option<Recall>>,
+    /// The bytes of requests that may wait.
+    bytes_max: u64,
     shared: Arc<Shared>,
 }
 
@@ -70,6 +72,7 @@ impl Observer {
         Self {
             queue: OnceLock::new(),
             recall: Mutex::new(Some(recall)),
+            bytes_max: part_of_memory(16, limits::SAMPLE_QUEUE_BYTES_MAX),
             shared: Arc::new(Shared {
                 node,
                 ..Shared::default()
@@ -86,7 +89,7 @@ impl Observer {
     pub fn offer(&self, observed: Box<SampledRequest>) {
         let cost = observed.cost_bytes();
         let compared = observed.candidate.is_some();
-        let fits = self.shared.queued_bytes.load(Relaxed) + cost <= limits::SAMPLE_QUEUE_BYTES_MAX;
+        let fits = self.shared.queued_bytes.load(Relaxed) + cost <= self.bytes_max;
         let sent = match self.queue.get_or_init(|| self.start()) {
             Some(queue) if fits => {
                 self.shared.queued_bytes.fetch_add(cost, Relaxed);

@@ -232,7 +232,7 @@ impl Foreign {
     /// its request is dropped.
     fn log_violation(&self, peer: &Peer, text: &str) {
         if let Some(more) = may_log(&mut self.state().rule_log) {
-            let client = &*peer.client;
+            let client = peer.shown();
             tracing::warn!(
                 client,
                 text,

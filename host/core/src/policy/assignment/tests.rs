@@ -246,7 +246,7 @@ fn delivered_files_are_bounded() {
         policy: Digest::of(b"a"),
     };
     for n in 0..2 * limits::DELIVERED_FILES_MAX {
-        it = it.deliver(delivered(n)).deliver(delivered(n));
+        it = it.deliver(delivered(n), &[]).deliver(delivered(n), &[]);
     }
     assert_eq!(it.delivered.len(), limits::DELIVERED_FILES_MAX);
     let oldest = delivered(limits::DELIVERED_FILES_MAX);
@@ -256,7 +256,7 @@ fn delivered_files_are_bounded() {
         policy: Digest::of(&n.to_le_bytes()),
     };
     for n in 0..2 * limits::DELIVERED_FILES_MAX {
-        it = it.deliver(version(n));
+        it = it.deliver(version(n), &[]);
     }
     let last = 2 * limits::DELIVERED_FILES_MAX - 1;
     for file in [delivered(last), version(last)] {
@@ -265,6 +265,24 @@ fn delivered_files_are_bounded() {
     assert_eq!(it.delivered.len(), limits::DELIVERED_FILES_MAX);
     let json = serde_json::to_string(&it).unwrap();
     assert_eq!(serde_json::from_str::<Assignment>(&json).unwrap(), it);
+}
+
+/// Regression: the oldest file was dropped although the directory still had it, so a restart
+/// promoted it again.
+#[test]
+fn delivered_file_that_is_present_is_not_dropped() {
+    let policy = Digest::of(b"a");
+    let name = |n: usize| format!("{n}.wasm");
+    let mut it = with(&[]);
+    for n in 0..=limits::DELIVERED_FILES_MAX {
+        // The second file was removed before the last one came.
+        let present: Vec<String> = (0..=n).filter(|it| *it != 1).map(name).collect();
+        let file = name(n);
+        it = it.deliver(Delivered { file, policy }, &present);
+    }
+    assert_eq!(it.delivered.len(), limits::DELIVERED_FILES_MAX);
+    let has = |n: usize| it.delivered.iter().any(|it| it.file == name(n));
+    assert_eq!((has(0), has(1)), (true, false));
 }
 
 #[test]
