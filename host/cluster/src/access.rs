@@ -31,7 +31,7 @@ pub enum ClusterError {
     },
     /// The cluster does not exist.
     #[error(
-        "the cluster {0:?} does not exist in this engine: create it with `statehouse cluster init`"
+        "the cluster {0:?} does not exist in this etcd: create it with `statehouse cluster init`"
     )]
     NotCreated(String),
     /// The cluster has no secret.
@@ -48,7 +48,7 @@ pub enum ClusterError {
         error: Malformed,
     },
     /// A stored module is damaged.
-    #[error("the module {digest} is damaged in the engine: {what}. Remove it and store it again")]
+    #[error("the module {digest} is damaged in etcd: {what}. Remove it and store it again")]
     DamagedModule {
         /// The digest in hexadecimal digits.
         digest: String,
@@ -180,8 +180,7 @@ impl Access {
     pub(crate) async fn status(&self) -> Result<Status, ClusterError> {
         let call = || self.engine.status();
         let limit = Timing::default().attempt;
-        self.repeat("reading the state of the engine", limit, call)
-            .await
+        self.repeat("reading the state of etcd", limit, call).await
     }
 
     pub(crate) async fn head(&self) -> Result<Head, ClusterError> {

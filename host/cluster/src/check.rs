@@ -179,8 +179,8 @@ fn check_voters(report: &mut Report, status: &Status) {
     report.advise(measured, advice);
 }
 
-/// Judges the use of the quota as the leader does, if there is a snapshot: its size says how much
-/// room the next one needs.
+/// Judges the use of the quota as the leader does. The size of the snapshot says how much room the
+/// next one needs; without a snapshot this is unknown and counts as nothing.
 fn check_quota(
     report: &mut Report,
     status: &Status,
@@ -207,17 +207,14 @@ fn check_quota(
             next.saturating_add(by),
         )
     };
-    let (is_full, is_half_full) = match snapshot_bytes {
-        Some(next) => (!has_room(next, 0), !has_room(next, next)),
-        None => (status.bytes >= room, false),
-    };
-    if is_full {
+    let next = snapshot_bytes.unwrap_or(0);
+    if !has_room(next, 0) {
         let advice = "the hosts accept only removals: raise etcd's --quota-backend-bytes";
         return report.add(Severity::Failure, measured, advice);
     }
     let advice = if status.file_bytes >= room && status.bytes < room {
         "run `etcdctl defrag` on one server after another, since etcd counts free pages"
-    } else if is_half_full || status.bytes >= room / 2 {
+    } else if !has_room(next, next) || status.bytes >= room / 2 {
         "raise etcd's --quota-backend-bytes before the state doubles"
     } else if quota < limits::QUOTA_BYTES_ADVISED {
         "raise etcd's --quota-backend-bytes to 1 GiB or more: under load, writes are refused for seconds until etcd has removed the log before a snapshot"
@@ -450,7 +447,9 @@ mod tests {
             (1_638, Some(10), Severity::Warning),
             (1_790, Some(10), Severity::Failure),
             (850, None, Severity::Warning),
-            (1_638, None, Severity::Failure),
+            // No module is stored any more, but the leader still accepts writes.
+            (1_638, None, Severity::Warning),
+            (1_800, None, Severity::Failure),
         ] {
             let (found, report) = room(used, snapshot);
             assert_eq!(found, expected, "{report}");

@@ -92,7 +92,7 @@ pub async fn check_room(
         return Ok(());
     }
     Err(ClusterError::Limit {
-        what: "the size of the engine's database in bytes, with the state and its next snapshot,",
+        what: "the size of etcd's database in bytes, with the state and its next snapshot,",
         value: space::filled(status.bytes, further),
         limit: quota - space::reserve(quota),
         advice: "raise etcd's --quota-backend-bytes, and give its value with --cluster-quota",

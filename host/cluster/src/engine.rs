@@ -147,19 +147,19 @@ impl Status {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// The request certainly did not reach the engine, so it has no effect.
-    #[error("the engine is unreachable: {0}")]
+    #[error("etcd is unreachable: {0}")]
     NotApplied(String),
     /// The request may have an effect, now or later.
-    #[error("the outcome of a request to the engine is unknown: {0}")]
+    #[error("etcd did not confirm a request: {0}")]
     Unknown(String),
     /// The engine refused the request; it has no effect. A repetition fails until the operator
     /// changes something.
-    #[error("the engine refused a request: {0}")]
+    #[error("etcd refused a request: {0}")]
     Refused(String),
     /// The quota of the engine is used up. The request may have an effect: etcd looks at the quota
     /// a second time while it applies a transaction, and then reports this error although it has
     /// applied it.
-    #[error("the quota of the engine is used up: raise etcd's --quota-backend-bytes")]
+    #[error("the quota of etcd is used up: raise its --quota-backend-bytes")]
     NoSpace,
     /// The requested revision was compacted.
     #[error("the requested revision was compacted")]

@@ -9,18 +9,18 @@ use crate::codec::Malformed;
 pub enum Stop {
     /// The head does not exist.
     #[error(
-        "the cluster {0:?} does not exist in this engine: create it with `statehouse cluster init`"
+        "the cluster {0:?} does not exist in this etcd: create it with `statehouse cluster init`"
     )]
     NotCreated(String),
     /// The head cannot be read.
     #[error("the head of the log cannot be read: {0}")]
     Head(Malformed),
     /// The data in the engine contradicts itself.
-    #[error("the log is damaged: {0}. Compare the members of the engine before any host restarts")]
+    #[error("the log is damaged: {0}. Compare the members of etcd before any host restarts")]
     Damaged(String),
     /// The engine has an older head than it had before.
     #[error(
-        "the engine lost committed data: its head has epoch and change {found:?}, but {known:?} was committed before"
+        "etcd lost committed data: its head has epoch and change {found:?}, but {known:?} was committed before"
     )]
     Lost {
         /// The epoch and change of the head.
@@ -30,7 +30,7 @@ pub enum Stop {
     },
     /// A newer head does not continue the log: another host leads from an older state.
     #[error(
-        "the engine lost committed data: its log now ends with frame {found}, which does not continue frame {known} that was committed before, as after a restore of an older state. Compare the members of the engine before any host restarts"
+        "etcd lost committed data: its log now ends with frame {found}, which does not continue frame {known} that was committed before, as after a restore of an older state. Compare the members of etcd before any host restarts"
     )]
     Branched {
         /// The last frame of the newer head.
@@ -40,7 +40,7 @@ pub enum Stop {
     },
     /// The log does not continue what this host has copied of it.
     #[error(
-        "the engine lost committed data: the log does not continue the copy that this host has of it, up to record {0}. The copy was not changed. Compare the members of the engine before any host restarts; `statehouse cluster init --from` makes a new cluster from the copy"
+        "etcd lost committed data: the log does not continue the copy that this host has of it, up to record {0}. The copy was not changed. Compare the members of etcd before any host restarts; `statehouse cluster init --from` makes a new cluster from the copy"
     )]
     CopyIsAhead(LogPosition),
     /// The member ran before.

@@ -16,7 +16,8 @@ use crate::limits;
 pub const HEAD_FORMAT: u16 = 1;
 
 /// The latest format of the log that this version reads and, once all hosts read it, writes. In
-/// format 2 a record can say that retained messages of a subscription are pending.
+/// format 2 a record can say that retained messages of a subscription are pending, or name new
+/// deadlines of keys without their entries.
 pub const LOG_FORMAT: u16 = 2;
 
 /// A hash over a frame and, through the hash in it, over all frames before.

@@ -226,8 +226,8 @@ pub const CHECK_CLOCK_SLACK_MS: u64 = 500;
 /// refuses to lead with a larger one.
 pub const CLOCK_OFFSET_MS_MAX: u64 = 1_000;
 
-/// Bytes of an engine with a quota, above which no module is stored, and a check of a cluster
-/// without a snapshot fails: the rest hardly holds a snapshot.
+/// Bytes of an engine with a quota, above which no module is stored: the rest hardly holds a
+/// snapshot.
 #[must_use]
 pub const fn room_bytes(quota_bytes: u64) -> u64 {
     quota_bytes / 8 * 6

@@ -154,7 +154,7 @@ impl Modules {
         let status = self.access.status().await?;
         let quota = status.quota_bytes.unwrap_or(self.quota_bytes);
         check(
-            "the size of the engine's database in bytes",
+            "the size of etcd's database in bytes",
             status.bytes + size.bytes,
             limits::room_bytes(quota),
             "raise etcd's --quota-backend-bytes, unload policies, or remove keys",

@@ -55,8 +55,8 @@
 //!                                    reason; no token needed
 //! ```
 //!
-//! WHICH is a digest (at least six digits), a name, NAME@VERSION, or `builtin`. Errors are
-//! {"error": "..."}.
+//! WHICH is a digest (at least six digits), a name, NAME@VERSION, NAME@DIGEST, or `builtin`. Errors
+//! are {"error": "..."}.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ use super::answer::{Answer, Refusal, json};
 use super::authz::{self, Ask};
 use super::past::Reader;
 use super::query::{bad, number, text, value};
-use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, usage};
+use super::{Sources, changes, clients, cluster, edit, keys, log, metrics, roles, usage};
 use crate::past::json_bytes;
 use crate::policies::delivery::{Gate, ShipError};
 use crate::policies::manager::{Control, ControlError, Listing};
@@ -157,17 +157,40 @@ impl Api {
     }
 
     /// Answers a request of an operator. Its method and path are in the table of roles.
+    ///
+    /// A host of a cluster that was replaced without knowing it must refuse acts: it would wait for
+    /// the log, or find in its old state that nothing is to be changed. So it must lead before the
+    /// act. An answer that its state decided counts only if it still leads then.
     pub(super) async fn route(
         self: Arc<Self>,
         request: &mut Request<Incoming>,
         operator: Arc<Operator>,
     ) -> Result<Answer, Refusal> {
-        let user = operator.user();
         let uri = request.uri().clone();
         let segments = segments(&uri)?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+        let acts = roles::acts(request.method(), &segments);
+        if acts {
+            self.sources.check_lease().await?;
+        }
+        let api = self.clone();
+        let answered = api.answer(request, &uri, &segments, &operator).await;
+        match acts {
+            true => self.sources.confirm(answered).await,
+            false => answered,
+        }
+    }
+
+    async fn answer(
+        self: Arc<Self>,
+        request: &mut Request<Incoming>,
+        uri: &Uri,
+        segments: &[&str],
+        operator: &Operator,
+    ) -> Result<Answer, Refusal> {
+        let user = operator.user();
         let method = request.method().clone();
-        match &segments[..] {
+        match segments {
             ["v1", "policies" | "rollback", ..] => {
                 let gate = self.gate_of(user);
                 self.policies(&method, &segments[1..], request, gate).await
@@ -177,30 +200,30 @@ impl Api {
                 self.assignment(&method, &segments[1..], request, gate)
                     .await
             }
-            ["v1", "log"] => self.log(&uri).await,
+            ["v1", "log"] => self.log(uri).await,
             ["v1", "events"] => {
-                let lines = log::audit_lines(&uri, &self.followers).await?;
+                let lines = log::audit_lines(uri, &self.followers).await?;
                 Ok(json(StatusCode::OK, &lines))
             }
             ["v1", "cluster", what @ ("handover" | "upgrade")] => {
-                cluster::answer(self.sources.leadership.as_deref(), what, &uri).await
+                cluster::answer(self.sources.leadership.as_deref(), what, uri).await
             }
             ["v1", "authz" | "usage" | "clients" | "slow", ..] => {
                 self.questions(&method, &segments[1..], request).await
             }
-            ["v1", "keys"] => keys::list(&self.sources, &uri).await,
-            ["v1", "key"] if method == Method::GET => keys::one(&self.sources, &uri).await,
-            ["v1", "key"] => edit::change(&self.sources, request, &operator).await,
-            ["v1", "changes"] => changes::stream(self, &uri).await,
-            ["v1", "history"] => self.reader.history(&uri).await,
-            ["v1", "value"] => self.reader.value(&uri).await,
+            ["v1", "keys"] => keys::list(&self.sources, uri).await,
+            ["v1", "key"] if method == Method::GET => keys::one(&self.sources, uri).await,
+            ["v1", "key"] => edit::change(&self.sources, request, operator).await,
+            ["v1", "changes"] => changes::stream(self, uri).await,
+            ["v1", "history"] => self.reader.history(uri).await,
+            ["v1", "value"] => self.reader.value(uri).await,
             ["v1", "replay"] => self.replay(&method, request).await,
             ["metrics"] => {
                 let headers = request.headers().clone();
                 self.run_blocking(move |api| Ok(metrics::answer(api.metrics(), &headers)))
                     .await
             }
-            _ => Err(no_resource(&uri)),
+            _ => Err(no_resource(uri)),
         }
     }
 

@@ -75,34 +75,48 @@ impl Follower {
             return None;
         }
         let server = &sources.server;
-        let mut events = Vec::new();
-        for _ in 0..limits::ADMIN_CHANGES_TURNS_MAX {
+        let mut events = Events::default();
+        'turns: for _ in 0..limits::ADMIN_CHANGES_TURNS_MAX {
             let Read { found, position } = server.changes_after(self.reached, &self.prefix);
             if !server.reach(position).await {
                 return None;
             }
             let Some(changes) = found else { break };
             let now_ms = server.now_ms();
-            let room = limits::ADMIN_CHANGES_SENT_MAX - events.len();
-            let is_too_much = changes.found.len() > room;
-            let sent = changes.found.into_iter().take(room);
-            events.extend(sent.map(|(change, client)| {
-                event(
-                    "change",
-                    &change_json(&change, client.as_deref(), &self.node, now_ms),
-                )
-            }));
-            if is_too_much {
-                break;
+            for (change, client) in changes.found {
+                let document = change_json(&change, client.as_deref(), &self.node, now_ms);
+                if !events.push(event("change", &document)) {
+                    break 'turns;
+                }
             }
             self.reached = changes.reached;
             if changes.are_all {
-                return Some(events);
+                return Some(events.all);
             }
         }
         self.reached = server.last_change();
-        events.push(event("lost", &json!({})));
-        Some(events)
+        events.all.push(event("lost", &json!({})));
+        Some(events.all)
+    }
+}
+
+/// The events of one look, limited in number and bytes.
+#[derive(Default)]
+struct Events {
+    all: Vec<Bytes>,
+    bytes: usize,
+}
+
+impl Events {
+    /// Adds an event. False if there is no room for it.
+    fn push(&mut self, event: Bytes) -> bool {
+        self.bytes += event.len();
+        let has_room = self.all.len() < limits::ADMIN_CHANGES_SENT_MAX
+            && self.bytes <= limits::ADMIN_CHANGES_BYTES_MAX;
+        if has_room {
+            self.all.push(event);
+        }
+        has_room
     }
 }
 
@@ -130,6 +144,19 @@ fn change_json(change: &Change, client: Option<&str>, node: &str, now_ms: u64) -
 mod tests {
     use super::*;
     use statehouse_core::store::Key;
+
+    /// Regression: a hundred changes of long keys took megabytes for each stream.
+    #[test]
+    fn events_of_one_look_are_limited_in_number_and_bytes() {
+        let count_of = |bytes: usize| {
+            let event = Bytes::from(vec![b'x'; bytes]);
+            let mut events = Events::default();
+            while events.push(event.clone()) {}
+            events.all.len()
+        };
+        assert_eq!(count_of(1), limits::ADMIN_CHANGES_SENT_MAX);
+        assert_eq!(count_of(limits::ADMIN_CHANGES_BYTES_MAX / 3), 3);
+    }
 
     #[test]
     fn change_is_never_in_the_future() {

@@ -64,7 +64,7 @@ pub(crate) use usage::{DiskRoom, Owner, Taken};
 
 use crate::data_directory::Disk;
 use access::Access;
-use answer::Refusal;
+use answer::{Answer, Refusal};
 use listener::{Listener, Socket};
 use requests::Requests;
 use seat::{Seat, Seats};
@@ -123,6 +123,27 @@ impl Sources {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The answer to an act, if this host still leads. Otherwise the act may have taken effect: the
+    /// host can have stopped leading after it.
+    async fn confirm(&self, answered: Result<Answer, Refusal>) -> Result<Answer, Refusal> {
+        if answered
+            .as_ref()
+            .is_err_and(|it| it.status.is_server_error())
+        {
+            return answered;
+        }
+        let Err(unproven) = self.check_lease().await else {
+            return answered;
+        };
+        Err(match answered {
+            Err(_) => unproven,
+            Ok(_) => {
+                let error = "this host cannot prove that it still leads its cluster, so it is not known whether this took effect: look before you repeat it";
+                Refusal::new(unproven.status, error)
+            }
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Admits requests to the admin API, and passes them to the endpoints of the store that this host
 //! runs at present. A host of a cluster that does not lead answers only probes, the page with its
-//! login, and requests for metrics and for the past of keys, which it reads from its own copy.
+//! login, and requests for metrics, for its overview and for the past of keys, which it reads from
+//! its own copy.
 
 use std::convert::Infallible;
 use std::fmt::Display;

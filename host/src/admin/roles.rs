@@ -133,6 +133,20 @@ fn matches(pattern: &str, path: &[&str]) -> bool {
     expected.clone().count() == path.len() && expected.zip(path).all(fits)
 }
 
+/// Whether a request changes the store or its clients. A change of a key and a handover check the
+/// leadership themselves.
+pub(super) fn acts(method: &Method, path: &[&str]) -> bool {
+    let is_act = matches!(
+        path,
+        [
+            "v1",
+            "policies" | "rollback" | "shadow" | "canary" | "routes" | "clients",
+            ..
+        ] | ["v1", "cluster", "upgrade"]
+    );
+    is_act && !matches!(*method, Method::GET | Method::HEAD)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -179,6 +193,18 @@ mod tests {
             let harmless = ["/v1/authz", "/v1/session"].contains(&it.path);
             let changes = it.method != Method::GET && !harmless;
             assert_eq!(changes, it.role > Read, "{} {}", it.method, it.path);
+        }
+    }
+
+    #[test]
+    fn changes_are_acts_unless_they_check_the_leadership_themselves() {
+        // A replay changes nothing.
+        let others = ["/v1/key", "/v1/cluster/handover", "/v1/replay"];
+        for it in ENDPOINTS {
+            let words: Vec<&str> = it.path.split('/').skip(1).collect();
+            let expected = it.role > Read && !others.contains(&it.path);
+            let found = acts(&it.method, &words);
+            assert_eq!(found, expected, "{} {}", it.method, it.path);
         }
     }
 

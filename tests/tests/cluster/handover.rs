@@ -86,6 +86,25 @@ fn handover_without_a_follower_is_refused() {
     assert_eq!(cluster.present_leader(), leader);
 }
 
+/// In an earlier version the host handed over to no host, and the store had no leader for seconds.
+#[test]
+fn handover_without_a_host_that_can_lead_is_refused() {
+    let cluster = Cluster::start(2);
+    let leader = cluster.present_leader();
+    let data = cluster[leader.host].data();
+    let other = cluster::name(cluster.follower());
+    let hand_over = || run(&["cluster", "handover", "--data", &data], b"");
+    let remove = || cluster.ask(&["remove", &other]).code == Some(0);
+    // Until the record of its new role is written.
+    thread::sleep(Duration::from_secs(1));
+    until("the host has a record", remove);
+    // The host looks at its record every 10 s, so the second removal lasts for that long.
+    until("the host has written its record again", remove);
+    hand_over().fails(1, &format!("has no host {other}"));
+    assert_eq!(cluster.present_leader(), leader);
+    until("the other host can lead", || hand_over().code == Some(0));
+}
+
 /// In an earlier version the host stopped serving at once, and handed over when etcd returned.
 #[test]
 fn handover_without_a_majority_of_etcd_is_refused() {

@@ -28,12 +28,14 @@ impl Etcd {
     pub async fn check(&self) -> Result<Status, CheckError> {
         let mut answer = Err(CheckError::NoAnswer("there is none".to_owned()));
         let (mut clusters, mut serving, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        let mut doubts = Vec::new();
         for (number, found) in self.check_servers().await.into_iter().enumerate() {
             let url = self.endpoints[number].url();
             match found {
                 Ok((cluster, status)) => {
                     clusters.push((url, cluster));
                     serving.push(number);
+                    note_doubt(&mut doubts, &status.version);
                     answer = Ok(status);
                 }
                 Err(error @ CheckError::Unusable(_)) => return Err(error),
@@ -50,7 +52,11 @@ impl Etcd {
         if let Some((url, cluster)) = clusters.first() {
             self.check_known(url, *cluster)?;
         }
+        // A host repeats this call until it succeeds, so only then anything is logged.
         if let Ok(status) = &answer {
+            for reason in doubts {
+                tracing::warn!("{reason}");
+            }
             for (url, reason) in others {
                 tracing::warn!("etcd at {url} does not serve this host: {reason}");
             }
@@ -183,6 +189,15 @@ async fn check_server(server: &Server) -> Result<(u64, Status), CheckError> {
     Ok((cluster, status))
 }
 
+/// Adds what is doubtful about a version, once for all servers that have it.
+fn note_doubt(doubts: &mut Vec<String>, version: &str) {
+    if let Verdict::Doubtful(reason) = judge(version)
+        && !doubts.contains(&reason)
+    {
+        doubts.push(reason);
+    }
+}
+
 /// Whether all servers belong to one etcd cluster. Otherwise a host could write a part of its keys
 /// to another etcd than the other hosts.
 fn check_clusters(servers: &[(&str, u64)]) -> Result<(), String> {
@@ -288,6 +303,16 @@ async fn examine(server: &Server) -> (Option<u64>, Finding) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_of_one_doubtful_version_get_one_warning() {
+        let mut doubts = Vec::new();
+        for version in ["3.5.13", "3.5.30", "3.5.13", "3.4.23"] {
+            note_doubt(&mut doubts, version);
+        }
+        assert_eq!(doubts.len(), 2, "{doubts:?}");
+        assert!(doubts[0].contains("3.5.13"), "{doubts:?}");
+    }
 
     #[test]
     fn only_a_refusal_of_this_client_leaves_a_server_usable() {

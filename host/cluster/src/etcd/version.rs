@@ -35,15 +35,10 @@ pub(super) fn judge(version: &str) -> Verdict {
     }
 }
 
-/// Refuses versions that can lose or change committed data, and warns of known faults. Fails with a
-/// text for the operator.
+/// Refuses versions that can lose or change committed data. Fails with a text for the operator.
 pub(super) fn check_version(version: &str) -> Result<(), String> {
     match judge(version) {
-        Verdict::Good => Ok(()),
-        Verdict::Doubtful(reason) => {
-            tracing::warn!("{reason}");
-            Ok(())
-        }
+        Verdict::Good | Verdict::Doubtful(_) => Ok(()),
         Verdict::Unusable(reason) => Err(reason),
     }
 }

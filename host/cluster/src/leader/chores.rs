@@ -131,7 +131,7 @@ impl<'a> Chores<'a> {
                         _ = self.host.engine.prefer_leader().await;
                     }
                 }
-                Err(error) => tracing::debug!("the size of the engine is unknown: {error}"),
+                Err(error) => tracing::debug!("the size of etcd is unknown: {error}"),
             }
             let mut pause = self.host.options.timing.status;
             if !is_answered || self.log.space().is_tight() {
@@ -200,7 +200,7 @@ impl<'a> Chores<'a> {
                     compaction.counting_writes = limits::COUNTING_WRITES_MAX;
                 }
                 // The next truncation compacts to a later revision.
-                Err(error) => tracing::debug!("the engine was not compacted: {error}"),
+                Err(error) => tracing::debug!("etcd was not compacted: {error}"),
             }
             self.host.clock.sleep(Duration::from_millis(1)).await;
         }

@@ -226,7 +226,7 @@ impl Snapshots {
 impl Running {
     fn fill(&mut self, piece_bytes: usize, embedder: &mut dyn Embedder) -> Result<(), String> {
         if self.info.pieces >= limits::SNAPSHOT_PIECES_MAX {
-            return Err("it has too many pieces: the state is larger than the engine".into());
+            return Err("it has too many pieces: the state is larger than etcd".into());
         }
         self.cutter
             .fill(piece_bytes, |block| embedder.next_block(block))

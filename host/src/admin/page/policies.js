@@ -55,12 +55,13 @@ export function open(main, page) {
   };
 
   function drawRoles() {
-    const { active, previous, canary, shadow: candidate, routes, guard, origins = [] } = listing.assignment;
+    const { active, canary, shadow: candidate, routes, guard, guard_before = [], origins = [] } = listing.assignment;
+    const before = beforeActive();
     const since = (digest) => origins.find((it) => it.policy === digest)?.assigned;
     const swap = listing.swaps.at(-1);
     const rows = [
       role("active", nameOfDigest(active), el("span", {}, canary?.rule.percent ? `${100 - canary.rule.percent} % of the clients` : routes.length || canary ? "all other requests" : "all requests", actText(since(active))),
-        previous.length > 0 && button(page, "operate", `Roll back to ${nameOfDigest(previous[0])}`, rollBack)),
+        before && button(page, "operate", `Roll back to ${nameOfDigest(before)}`, rollBack)),
       ...routes.map((it) => role("routed", nameOfDigest(it.policy), el("span", {}, "keys below ", el("span.key", {}, shown(it.prefix, 60))),
         button(page, "operate", "Remove the route", () => unroute(it)))),
       canary && role("canary", nameOfDigest(canary.policy), el("span", {}, ruleText(canary.rule), actText(since(canary.policy))),
@@ -71,9 +72,15 @@ export function open(main, page) {
     const share = canary?.rule.percent;
     const bar = share && el("div.split", { role: "img", "aria-label": `${share} % of the clients have the canary` }, el("i.good", {}, `${100 - share} %`), el("i.copper", {}, `${share} %`));
     if (bar) [...bar.children].forEach((it, at) => it.style.setProperty("flex-basis", `${at ? share : 100 - share}%`));
-    const warning = guard && el("p.why", {}, `The guard ${guard.canary ? "ended the canary of" : "rolled back"} ${nameOfDigest(guard.policy)} at `, moment(guard.now_ms), `: ${oneLine(guard.why, 400)}`);
+    const warnings = [guard, ...guard_before].filter(Boolean).map((it) => el("p.why", {}, `The guard ${it.canary ? "ended the canary of" : "rolled back"} ${nameOfDigest(it.policy)} at `, moment(it.now_ms), `: ${oneLine(it.why, 400)}`));
     const last = swap && el("p.note.dim", {}, "Last change of the active policy: ", moment(swap.at_ms), swap.gap_us === null ? "." : `, with a gap of ${number(swap.gap_us)} µs between two requests.`);
-    roles.replaceChildren(...[warning, bar, ...rows, last].filter(Boolean));
+    roles.replaceChildren(...[...warnings, bar, ...rows, last].filter(Boolean));
+  }
+
+  /** The policy that a rollback returns to, as the store chooses it. */
+  function beforeActive() {
+    const { active, built_in, previous } = listing.assignment;
+    return previous[0] ?? (active === built_in ? null : built_in);
   }
 
   const role = (kind, name, about, ...acts) => el(`div.role.${kind}`, {},
@@ -142,7 +149,7 @@ export function open(main, page) {
 
   const rollBack = () => act({
     title: "Roll back?", yes: "Roll back",
-    body: `${nameOfDigest(listing.assignment.previous[0])} answers again from the next request on, in place of ${nameOfDigest(listing.assignment.active)}.`,
+    body: `${nameOfDigest(beforeActive())} answers again from the next request on, in place of ${nameOfDigest(listing.assignment.active)}.`,
     act: () => report("The previous policy answers again.")(ask("POST", "/v1/rollback")),
   });
 
