@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use statehouse_mqtt::Broker;
 use statehouse_wal::{
     Base, Callbacks, Directory, Log, LogPosition, Opened, Options, Probed, Source, probe,
-    probe_lock, probe_room,
+    probe_leftovers, probe_lock, probe_room,
 };
 
 use statehouse_config::{Durability, Storage, limits};
@@ -79,7 +79,7 @@ impl StorageError {
     }
 }
 
-/// A recovered data directory. Nothing is written to it yet.
+/// A recovered data directory. No record is written to it yet.
 pub struct Recovered {
     /// The recovered state.
     pub image: Image,
@@ -95,30 +95,26 @@ pub fn lock(storage: &Storage) -> Result<Directory, StorageError> {
     Directory::open(&storage.directory).map_err(|error| failure(storage, error))
 }
 
-/// The failure of a start. If rights are missing, it has the words of `serve --check`: the
-/// operation that failed first depends on the log, and may name a file that does not exist.
+/// The failure of a start. If rights are missing, or the file system is read-only, it has the words
+/// of `serve --check`: the operation that failed first depends on the log, and may name a file that
+/// does not exist.
 fn failure(storage: &Storage, error: statehouse_wal::Error) -> StorageError {
     let is_denied = matches!(&error, statehouse_wal::Error::Io { source, .. }
-        if source.kind() == ErrorKind::PermissionDenied);
+        if matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem));
     let denied = is_denied.then(|| probe(&storage.directory).err()).flatten();
     StorageError::Log(storage.directory.clone(), denied.unwrap_or(error))
 }
 
 /// Waits as a standby until no other process has the directory, then locks it.
 ///
-/// If another process has it, this calls `waits` once, and then `stopped` at each poll. If
-/// `stopped` returns true, this returns none. A takeover takes [`limits::STANDBY_POLL`] and the
-/// time of the recovery.
+/// If another process has it, this calls `waits` once. A takeover takes [`limits::STANDBY_POLL`]
+/// and the time of the recovery.
 ///
 /// What the lock guarantees depends on the file system: see `host/docs/foreign-brokers.md`. If a
 /// host may be cut off and keep running, its machine must be fenced before the standby gets the
 /// directory. The MQTT client id is only a second guard: a host stops if its session is taken over,
 /// but only the broker can report that.
-pub fn stand_by(
-    storage: &Storage,
-    waits: impl FnOnce(),
-    stopped: impl Fn() -> bool,
-) -> Result<Option<Directory>, StorageError> {
+pub fn stand_by(storage: &Storage, waits: impl FnOnce()) -> Result<Directory, StorageError> {
     let mut waits = Some(waits);
     loop {
         match Directory::open(&storage.directory) {
@@ -126,13 +122,9 @@ pub fn stand_by(
                 if let Some(waits) = waits.take() {
                     waits();
                 }
-                if stopped() {
-                    return Ok(None);
-                }
                 thread::sleep(limits::STANDBY_POLL);
             }
-            Ok(disk) => return Ok(Some(disk)),
-            Err(error) => return Err(failure(storage, error)),
+            opened => return opened.map_err(|error| failure(storage, error)),
         }
     }
 }
@@ -163,6 +155,7 @@ pub fn look(storage: &Storage) -> Result<Found, StorageError> {
     statehouse_wal::read(&disk, Base::Newest, LogPosition::END, &mut sink).map_err(failed)?;
     image.finish();
     check_clock(image.now_ms, storage, wall_ms())?;
+    probe_leftovers(&storage.directory).map_err(failed)?;
     probe_room(&storage.directory, 0).map_err(failed)?;
     check_client_id(&storage.directory)?;
     Ok(Found {
@@ -561,29 +554,20 @@ pub(crate) mod tests {
         let reports = AtomicU32::new(0);
         let report = || _ = reports.fetch_add(1, Relaxed);
 
-        let polls = AtomicU32::new(0);
-        let stop_at_third = || polls.fetch_add(1, Relaxed) == 2;
-        assert!(
-            stand_by(&settings, report, stop_at_third)
-                .unwrap()
-                .is_none()
-        );
-        assert_eq!((reports.load(Relaxed), polls.load(Relaxed)), (1, 3));
-
         thread::scope(|scope| {
-            let standby = scope.spawn(|| stand_by(&settings, report, || false));
-            while reports.load(Relaxed) < 2 {
+            let standby = scope.spawn(|| stand_by(&settings, report));
+            while reports.load(Relaxed) < 1 {
                 thread::yield_now();
             }
+            thread::sleep(3 * limits::STANDBY_POLL);
             assert!(!standby.is_finished());
             drop(first);
             let locked = standby.join().unwrap().unwrap();
-            let locked = locked.expect("the standby was not stopped");
             let second = super::recover(&settings, locked).unwrap();
             assert_eq!(second.client_id().unwrap(), id);
         });
         // A free directory is locked without a wait.
-        assert!(stand_by(&settings, report, || true).unwrap().is_some());
-        assert_eq!(reports.into_inner(), 2);
+        assert!(stand_by(&settings, report).is_ok());
+        assert_eq!(reports.into_inner(), 1);
     }
 }

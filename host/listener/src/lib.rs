@@ -368,7 +368,12 @@ impl Acceptor {
 
 /// What an operator can do about an address that cannot be bound.
 fn address_advice(error: &io::Error) -> &'static str {
+    // ENFILE and EMFILE of Linux.
+    let lacks_files = matches!(error.raw_os_error(), Some(23 | 24));
     match error.kind() {
+        _ if lacks_files => {
+            "Raise the limit of open files (LimitNOFILE= of a unit, or `ulimit -n`), or close files"
+        }
         io::ErrorKind::AddrInUse => {
             "Another broker may be running there; stop it, or name another address with --listen"
         }
@@ -395,6 +400,8 @@ mod tests {
         assert!(absent.contains("no such address"), "{absent}");
         assert!(!absent.contains("Another broker"), "{absent}");
         assert!(text(io::ErrorKind::PermissionDenied).contains("CAP_NET_BIND_SERVICE"));
+        let lack = ListenerError::Address(address, io::Error::from_raw_os_error(24)).to_string();
+        assert!(lack.contains("Raise the limit of open files"), "{lack}");
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use statehouse_wal::{LogPosition, Source};
 
 use super::{Past, PastError};
 use statehouse_core::STANDARD_POLICY;
+use statehouse_core::clock::wall_ms;
 use statehouse_core::log::record::PolicyRecord;
 use statehouse_core::log::{Image, Meta, Progress, module_block, sessions_block};
 use statehouse_core::store::{Duplicates, Mode, State};
@@ -61,6 +62,13 @@ pub struct Module {
     pub remembered: u64,
     /// The state of its file.
     pub state: ModuleState,
+}
+
+impl Module {
+    /// Whether a start fails because of this module.
+    pub fn prevents_start(&self) -> bool {
+        (self.active || self.routed) && !self.policy.built_in && !self.state.is_well()
+    }
 }
 
 /// The state of the file of a policy.
@@ -119,7 +127,9 @@ impl RecoveredState {
             run: image.run,
             ..Options::default()
         };
-        let sessions = std::mem::take(&mut image.sessions);
+        let mut sessions = std::mem::take(&mut image.sessions);
+        // If the wall clock is behind the log, a restore by the right clock would end the sessions.
+        sessions.end_connections(wall_ms().max(image.now_ms));
         let broker = Broker::restore(options, Arc::new(NoService), sessions);
         let live: HashSet<SessionId> = broker.sessions().into_iter().collect();
         let lives = |session| live.contains(&session) || Mode::of_session(session) == Mode::Foreign;

@@ -4,7 +4,7 @@
 //! directory below it that the mark names. So a copy can be replaced by another one at once.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -40,11 +40,20 @@ impl ClusterMark {
     /// cannot be read.
     pub fn of(directory: &Path) -> Result<Option<Self>, PastError> {
         let path = Self::path(directory);
-        let parsed = match fs::read(&path) {
+        // The open of a pipe would wait for its writer.
+        let read = fs::metadata(&path).and_then(|about| match about.is_file() {
+            true => fs::read(&path),
+            false => Err(io::Error::other("it is not a regular file")),
+        });
+        let parsed = match read {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return Err(PastError::Unreadable(path, error.to_string()));
+            }
+            // ENFILE and EMFILE of Linux: a later try may succeed.
+            Err(error) if matches!(error.raw_os_error(), Some(23 | 24)) => {
+                return Err(PastError::Io(path, error));
             }
             Err(error) => Err(error.to_string()),
         };

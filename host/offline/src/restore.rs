@@ -195,7 +195,7 @@ fn unreadable(file: &Path, error: Error) -> PastError {
     let why = match error {
         Error::Io { source, .. } => format!("cannot be read: {source}"),
         Error::Damaged(damage) => format!(
-            "is damaged at byte {}: {}. Nothing was restored; take another backup",
+            "is damaged at byte {}: {}. Use another backup",
             damage.offset.unwrap_or_default(),
             damage.reason
         ),

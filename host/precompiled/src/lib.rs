@@ -81,7 +81,10 @@ pub fn config() -> Config {
 pub fn system_error(error: &wasmtime::Error) -> Option<io::Error> {
     let errno = error.downcast_ref::<rustix::io::Errno>();
     let errno = errno.map(|it| it.raw_os_error());
-    let code = errno.or_else(|| error.downcast_ref::<io::Error>()?.raw_os_error());
+    // Errors of files in memory have theirs as their source.
+    let mut causes = error.chain().map(|it| it.downcast_ref::<io::Error>());
+    let code = errno.or_else(|| causes.find_map(|it| it?.raw_os_error()));
+    let code = code.or_else(|| error.downcast_ref::<io::Error>()?.raw_os_error());
     code.map(io::Error::from_raw_os_error)
 }
 
@@ -143,8 +146,17 @@ impl Precompiled {
     }
 }
 
+/// Only a lack of memory, threads or files may pass. A right that is missing does not.
 fn refused(error: wasmtime::Error) -> CompileError {
-    CompileError::Refused(error.root_cause().to_string())
+    use rustix::io::Errno;
+    let lacks = [Errno::NOMEM, Errno::AGAIN, Errno::MFILE, Errno::NFILE];
+    let lacks = lacks.map(|it| Some(it.raw_os_error()));
+    match system_error(&error) {
+        Some(lack) if lacks.contains(&lack.raw_os_error()) => {
+            CompileError::Machine(lack.to_string())
+        }
+        _ => CompileError::Refused(error.root_cause().to_string()),
+    }
 }
 
 /// Creates a component from trusted machine code: embedded in the program, loaded by

@@ -57,7 +57,12 @@ impl Modules {
     /// intact file. Any other kind of error may be temporary.
     pub fn load(&self, digest: &blake3::Hash) -> io::Result<Vec<u8>> {
         let path = self.path(digest);
-        if fs::metadata(&path)?.len() > POLICY_FILE_BYTES_MAX {
+        let about = fs::metadata(&path)?;
+        // The open of a pipe would wait for its writer.
+        if !about.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        if about.len() > POLICY_FILE_BYTES_MAX {
             let large = "it is larger than a policy may be";
             return Err(io::Error::new(io::ErrorKind::InvalidData, large));
         }

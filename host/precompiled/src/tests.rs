@@ -246,6 +246,24 @@ fn error_of_the_system_is_found_below_its_context() {
     let error = wasmtime::Error::from(lack).context("mmap failed to reserve 0x1000 bytes");
     let found = system_error(&error).map(|it| it.raw_os_error());
     assert_eq!(found, Some(Some(lack.raw_os_error())));
+    // Like an error of memfd_create(2).
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot create a memfd")]
+    struct Memfd(#[source] std::io::Error);
+    let lack = rustix::io::Errno::MFILE;
+    let error = wasmtime::Error::from(Memfd(lack.into())).context("the instance cannot start");
+    let found = system_error(&error).map(|it| it.raw_os_error());
+    assert_eq!(found, Some(Some(lack.raw_os_error())));
     let other = wasmtime::Error::msg("Cannot allocate memory (os error 12)");
     assert!(system_error(&other).is_none());
+}
+
+/// A start that lacks a right would be repeated for ever.
+#[test]
+fn only_a_lack_of_the_machine_may_pass() {
+    use rustix::io::Errno;
+    for (errno, passes) in [(Errno::MFILE, true), (Errno::PERM, false)] {
+        let error = refused(wasmtime::Error::from(errno));
+        assert_eq!(matches!(error, CompileError::Machine(_)), passes, "{error}");
+    }
 }

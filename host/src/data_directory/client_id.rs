@@ -45,7 +45,13 @@ pub(super) fn of(directory: &Path) -> Result<String, ClientIdError> {
 
 /// Reads the client id of a data directory, if there is one.
 pub(super) fn existing(directory: &Path) -> Result<Option<String>, ClientIdError> {
-    match File::open(directory.join(FILE)) {
+    let path = directory.join(FILE);
+    // The open of a pipe would wait for its writer.
+    let opened = fs::metadata(&path).and_then(|about| match about.is_file() || about.is_dir() {
+        true => File::open(&path),
+        false => Err(io::Error::other("it is not a regular file")),
+    });
+    match opened {
         Ok(file) => read(file).map(Some),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),

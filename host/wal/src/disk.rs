@@ -10,6 +10,8 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{OFlags, StatVfsMountFlags};
+
 use crate::error::{Error, is_unreadable};
 use crate::files;
 use crate::limits;
@@ -35,6 +37,10 @@ pub trait Disk: Send + Sync {
     /// Whether another file can be created, as far as the number of files limits it.
     fn has_free_inodes(&self) -> io::Result<bool> {
         Ok(true)
+    }
+    /// Whether the file system is mounted read-only, so that a start fails.
+    fn is_read_only(&self) -> io::Result<bool> {
+        Ok(false)
     }
     /// A random number that other parties cannot guess.
     fn entropy(&self) -> u64;
@@ -89,6 +95,9 @@ struct Locks {
     file: fs::File,
 }
 
+/// The open of a pipe waits for its other end without this flag. Regular files ignore it.
+const NO_WAIT: i32 = OFlags::NONBLOCK.bits() as i32;
+
 impl Directory {
     /// Creates the directory if it is missing, and locks it for this process. Fails with
     /// [`Error::Locked`] if another process holds the lock.
@@ -110,6 +119,7 @@ impl Directory {
             .truncate(false)
             .write(true)
             .mode(0o600)
+            .custom_flags(NO_WAIT)
             .open(path.join(files::LOCK))
             .map_err(Error::io("open the lock file of", &shown))?;
         match file.try_lock() {
@@ -187,7 +197,15 @@ impl Disk for Directory {
     }
 
     fn open_read_only(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        Ok(Arc::new(PlainFile(fs::File::open(self.path.join(name))?)))
+        let mut options = fs::OpenOptions::new();
+        options.read(true).custom_flags(NO_WAIT);
+        let file = options.open(self.path.join(name))?;
+        let kind = file.metadata()?.file_type();
+        // A read of a directory reports what it is.
+        match kind.is_file() || kind.is_dir() {
+            true => Ok(Arc::new(PlainFile(file))),
+            false => Err(io::Error::other("it is not a regular file")),
+        }
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -217,6 +235,11 @@ impl Disk for Directory {
         let stat = rustix::fs::statvfs(&self.path)?;
         // Without a limit, such as on btrfs, the total is zero.
         Ok(stat.f_files == 0 || stat.f_favail > 0)
+    }
+
+    fn is_read_only(&self) -> io::Result<bool> {
+        let stat = rustix::fs::statvfs(&self.path)?;
+        Ok(stat.f_flag.contains(StatVfsMountFlags::RDONLY))
     }
 
     fn entropy(&self) -> u64 {
@@ -433,6 +456,23 @@ mod tests {
                 assert!(synced.contains(&parent), "{attempt}: {synced:?}");
             }
         }
+    }
+
+    /// Regression: the open waited for ever.
+    #[test]
+    fn pipe_in_the_place_of_a_file_is_refused() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+        let place = tempfile::tempdir().expect("a directory");
+        for name in [files::SEGMENT_TEMPORARY, files::LOCK] {
+            let pipe = place.path().join(name);
+            mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+        }
+        let disk = Directory::read_only(place.path()).expect("a directory");
+        let error = disk.open_read_only(files::SEGMENT_TEMPORARY).err();
+        let error = error.expect("refused").to_string();
+        assert_eq!(error, "it is not a regular file");
+        Directory::open(place.path()).expect_err("the lock is a pipe");
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub use files::{Kind, LOCK};
 pub use inspect::{FileReport, Report, Verdict, inspect};
 pub use log::{Log, Opened};
 pub use options::{Durability, Options};
-pub use probe::{Probed, probe, probe_lock, probe_room};
+pub use probe::{Probed, probe, probe_leftovers, probe_lock, probe_room};
 pub use reading::read;
 pub use recovery::{Base, Discard, Range, Sink};
 pub use snapshot::Source;

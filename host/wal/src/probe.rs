@@ -92,6 +92,23 @@ fn lock_kind(lock: &Path) -> io::Result<()> {
     }
 }
 
+/// Checks that a start can remove or use again the spares and incomplete files of a data directory,
+/// as far as their kind decides that. Rights are not checked.
+///
+/// # Errors
+/// [`Error::Io`] like that of a start, if a directory has the name of such a file.
+pub fn probe_leftovers(directory: &Path) -> Result<(), Error> {
+    let listed = Directory::read_only(directory)?.list();
+    for name in listed.map_err(Error::io("list", "the data directory"))? {
+        let is_leftover = matches!(files::kind(&name), Kind::Temporary | Kind::Spare(_));
+        let about = fs::symlink_metadata(directory.join(&name));
+        if is_leftover && about.is_ok_and(|it| it.is_dir()) {
+            return Err(Error::io("remove", &name)(Errno::ISDIR.into()));
+        }
+    }
+    Ok(())
+}
+
 /// Checks the rights to a file that a start needs.
 fn check_file(kind: Kind, file: &Path) -> Result<(), Error> {
     let shown = file.display().to_string();
@@ -238,8 +255,10 @@ fn is_listed(locks: &str, inode: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::Directory;
+    use crate::{Discard, Log, Options};
 
     #[test]
     fn a_probe_changes_nothing_and_finds_the_lock() {
@@ -275,6 +294,22 @@ mod tests {
         for _ in 0..2 {
             probe_lock(path).unwrap();
             open().unwrap();
+        }
+    }
+
+    /// Regression: only a start found it.
+    #[test]
+    fn directory_in_the_place_of_a_leftover_is_refused() {
+        for name in [files::spare(1).as_str(), files::SEGMENT_TEMPORARY] {
+            let place = tempfile::tempdir().unwrap();
+            let path = place.path();
+            probe_leftovers(path).unwrap();
+            fs::create_dir(path.join(name)).unwrap();
+            let found = probe_leftovers(path).unwrap_err().to_string();
+            let disk = Arc::new(Directory::open(path).unwrap());
+            let started = Log::open(disk, Options::default(), 1, &mut Discard);
+            assert_eq!(started.map(drop).unwrap_err().to_string(), found);
+            assert!(found.contains(name), "{found}");
         }
     }
 

@@ -242,7 +242,7 @@ impl Plan {
                 None => {
                     return Err(match base {
                         Base::Before(position) => self.no_base_before(position),
-                        Base::Oldest | Base::Newest => self.no_base_at_all(),
+                        Base::Oldest | Base::Newest => self.no_base_at_all(disk),
                     });
                 }
                 Some(None) => break None,
@@ -282,7 +282,8 @@ impl Plan {
         }
     }
 
-    fn no_base_at_all(self) -> Error {
+    fn no_base_at_all(self, disk: &dyn Disk) -> Error {
+        let readable = self.end_before_break(disk);
         let first = self.chain.links.first().map(|link| link.header);
         let (number, first) = first.map_or((1, 1), |header| (header.number, header.position));
         let mut lost = match (self.chain.broken, self.damaged.last()) {
@@ -296,11 +297,52 @@ impl Plan {
                 }
             }
         };
-        lost.lost_from = Some(LogPosition(
-            self.snapshots.last().map_or(1, |info| info.position + 1),
-        ));
-        lost.lost_to = Some(LogPosition(first - 1));
+        lost.lost_from = Some(LogPosition(readable.min(first - 1) + 1));
+        // The missing segment may have had no records.
+        lost.lost_to = (readable < first - 1).then_some(LogPosition(first - 1));
         Error::Damaged(lost)
+    }
+
+    /// The last record that can be read without the newest part of the chain: that of the newest
+    /// snapshot, or of the intact segments that lead on from it.
+    fn end_before_break(&self, disk: &dyn Disk) -> u64 {
+        let start = self.snapshots.last().copied();
+        let base = start.map_or(0, |info| info.position);
+        let mut survey = Survey {
+            segments: self.survey.segments.clone(),
+            ..Survey::default()
+        };
+        let chain = loop {
+            let Ok(chain) = Chain::of(disk, &survey) else {
+                return base;
+            };
+            let last = chain.links.last();
+            let is_own = last.is_some_and(|link| link.header.store == self.store);
+            if is_own && chain.reach(base).is_some() {
+                break chain;
+            }
+            let Some(broken) = chain.broken else {
+                return base;
+            };
+            let first = (chain.links.first()).map_or(u64::MAX, |link| link.header.number);
+            let is_before = |it: &u64| *it < first && files::segment(*it) != broken.file;
+            survey.segments.retain(is_before);
+        };
+        let before = Self {
+            survey,
+            chain,
+            store: self.store,
+            snapshots: start.into_iter().collect(),
+            damaged: Vec::new(),
+        };
+        match before.replay(disk, start, LogPosition::END, &mut Discard) {
+            Ok(recovered) => recovered.range.end.0,
+            Err(Error::Damaged(Damage {
+                lost_from: Some(lost),
+                ..
+            })) => base.max(lost.0 - 1),
+            Err(_) => base,
+        }
     }
 
     fn replay(

@@ -28,6 +28,8 @@ pub struct DiskUse {
     pub free: u64,
     /// Whether the file system has no free inodes, so that no file can be created.
     pub no_free_inodes: bool,
+    /// Whether the file system is mounted read-only, so that a start fails.
+    pub read_only: bool,
     /// Whether a store refuses growth with these figures. A store that already refuses it continues
     /// to do so until slightly more is free.
     pub refuses_writes: bool,
@@ -42,6 +44,7 @@ impl DiskUse {
             .map_err(Error::io("ask for free space in", "the data directory"))?;
         // A file system that does not report inodes counts as one with free inodes.
         let no_free_inodes = disk.has_free_inodes().is_ok_and(|has| !has);
+        let read_only = disk.is_read_only().unwrap_or(false);
         let is_whole = |file: &&FileReport| {
             matches!(file.kind, Kind::Snapshot(_)) && file.verdict == Verdict::Clean
         };
@@ -50,6 +53,7 @@ impl DiskUse {
         let mut used = Self {
             free,
             no_free_inodes,
+            read_only,
             snapshot: newest.map_or(0, |it| it.bytes),
             ..Self::default()
         };

@@ -317,6 +317,11 @@ fn upkeep_loop(
         }
         if log.snapshot_due() && Instant::now() >= retry && source.ready() {
             let outcome = take_snapshot(log, chores, notifier, &mut *source, now_ms);
+            if locked(&chores.state).closing {
+                // The close has cancelled it, which is no failure. If it is complete, the next
+                // start does the rest.
+                return;
+            }
             let full = outcome.as_ref().is_err_and(Error::is_full);
             let failed = outcome.err().map(|error| error.to_string());
             if let Some(error) = &failed
@@ -342,15 +347,10 @@ fn upkeep_loop(
             }
             logged_snapshot_error = failed;
         }
-        let mut state = locked(&chores.state);
-        if !state.woken && !state.closing {
-            let wait = Duration::from_millis(limits::MAINTENANCE_MS);
-            state = chores
-                .changed
-                .wait_timeout(state, wait)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
+        let wait = Duration::from_millis(limits::MAINTENANCE_MS);
+        let idle = |state: &mut ChoresState| !state.woken && !state.closing;
+        let waited = (chores.changed).wait_timeout_while(locked(&chores.state), wait, idle);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.woken = false;
     }
 }

@@ -253,6 +253,56 @@ fn history_begins_after_damage_that_a_snapshot_covers() {
     }
 }
 
+/// Regression: the range of lost records began after the snapshot, although segments follow it.
+#[test]
+fn loss_begins_after_the_segments_before_a_break() {
+    let (disk, _) = with_snapshots();
+    // The snapshot of record 5 remains. Each segment holds three records, number 4 from 10 on.
+    for position in snapshots(&disk).into_iter().filter(|it| *it > 5) {
+        disk.remove(&files::snapshot(position)).expect("listed");
+    }
+    let lost = |disk: &Simulation| match open(disk, small()) {
+        Err(Error::Damaged(it)) => (it.lost_from.map(|it| it.0), it.lost_to.map(|it| it.0)),
+        other => panic!("{:?}", other.map(|_| ())),
+    };
+    let without = |segments: &[u64]| {
+        let disk = disk.fork();
+        for segment in segments {
+            disk.remove(&files::segment(*segment)).expect("listed");
+        }
+        disk
+    };
+    assert_eq!(lost(&without(&[4])), (Some(10), Some(12)));
+    assert_eq!(lost(&without(&[4, 6])), (Some(10), Some(18)));
+    assert_eq!(lost(&without(&[2, 6])), (Some(6), Some(18)));
+    // The header of a segment, and a frame of one before the break.
+    let flipped = disk.fork();
+    flip(&flipped, &files::segment(4), 0);
+    assert_eq!(lost(&flipped), (Some(10), Some(12)));
+    let broken = without(&[4]);
+    flip(&broken, &files::segment(3), 100);
+    assert_eq!(lost(&broken), (Some(7), Some(12)));
+}
+
+/// A start begins a segment, and a large record the next one, so the first has no records.
+#[test]
+fn missing_segment_without_records_contains_no_lost_record() {
+    let (disk, log) = new_log(all_history());
+    commit(&log, b"first");
+    let disk = disk.kill();
+    let (log, ..) = open(&disk, all_history()).expect("opens");
+    commit(&log, &[2; 8000]);
+    let disk = disk.kill();
+    assert_eq!(segments(&disk), [1, 2, 3]);
+    disk.remove(&files::segment(2)).expect("listed");
+    match open(&disk, small()) {
+        Err(Error::Damaged(it)) => {
+            assert_eq!((it.lost_from, it.lost_to), (Some(LogPosition(2)), None));
+        }
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+}
+
 #[test]
 fn inspection_agrees_with_opening() {
     let (disk, list, _) = directory(false);
