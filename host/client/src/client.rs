@@ -105,7 +105,9 @@ impl Drop for Handle {
 }
 
 impl Client {
-    /// Connects and subscribes to the responses.
+    /// Connects and subscribes to the responses. If the broker stops or has no leader at present
+    /// (CONNACK 0x88, DISCONNECT 0x8B, or a connection that it closes without a reason), this tries
+    /// again until the timeout. All other errors are final at once.
     ///
     /// # Errors
     /// [`Error::Transport`] if the broker cannot be reached, [`Error::Denied`] if it refuses the
@@ -132,11 +134,7 @@ impl Client {
         match timeout(options.timeout, connected).await {
             Ok(Ok(result)) => result.map(|()| client),
             // The timeout expired, or the task ended without a result.
-            _ => Err(Error::Transport(format!(
-                "cannot reach a state store at {}: no answer within {} ms",
-                session.address,
-                options.timeout.as_millis()
-            ))),
+            _ => Err(session.not_in_time()),
         }
     }
 

@@ -106,6 +106,7 @@ impl Session {
         ready: oneshot::Sender<Result<(), Error>>,
     ) -> Self {
         let clock = Clock::new(&client_id);
+        let connection = Connection::Down(unanswered(&address, timeout));
         Self {
             names: Names {
                 response_topic: topics::response(&client_id),
@@ -120,7 +121,7 @@ impl Session {
             permits: Semaphore::new(limits::REQUESTS_MAX),
             registrations: Semaphore::new(limits::WATCH_REGISTRATIONS_MAX),
             state: Mutex::new(State {
-                connection: Connection::Down(Error::Transport("not connected yet".into())),
+                connection,
                 outlet: Outlet::default(),
                 clock,
                 watches: Watches::default(),
@@ -204,6 +205,12 @@ impl Session {
             Connection::Down(error) | Connection::Closed(error) => Some(error.clone()),
             Connection::Up => None,
         }
+    }
+
+    /// Why there was no first connection in time: the end of the last attempt, if one has ended.
+    pub(crate) fn not_in_time(&self) -> Error {
+        let last = self.disconnected();
+        last.unwrap_or_else(|| unanswered(&self.address, self.timeout))
     }
 
     /// Notes why there is no connection. Returns whether further attempts follow. If no connection
@@ -422,6 +429,19 @@ impl Owner for Session {
         self.down(Error::Transport(first), Error::Transport, why)
     }
 
+    /// Also the first attempt is followed by others, until `connect` stops waiting: a cluster that
+    /// changes its leader is back at once.
+    fn unavailable(&self, why: &str) -> bool {
+        let mut state = self.state();
+        if state.ready.is_none() {
+            drop(state);
+            return self.lost(why);
+        }
+        let why = format!("cannot reach a state store at {}: {why}", self.address);
+        state.connection = Connection::Down(Error::Transport(why));
+        true
+    }
+
     fn refused(&self, why: &str, passes: bool) -> bool {
         let first = format!("no connection to {}: {why}", self.address);
         let error = match passes {
@@ -448,6 +468,13 @@ impl Owner for Session {
             }
         }));
     }
+}
+
+fn unanswered(address: &str, timeout: Duration) -> Error {
+    Error::Transport(format!(
+        "cannot reach a state store at {address}: no answer within {} ms",
+        timeout.as_millis()
+    ))
 }
 
 fn publish(payload: Bytes, properties: PublishProperties) -> Publish {

@@ -5,7 +5,7 @@
 mod common;
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Broker, GET, Greeting, Peer, VERSION, assert_served, connect, connected, expect_gap};
 use statehouse_client::{Client, Error, SetOptions, Watch, WatchEvent, Watched};
@@ -14,6 +14,8 @@ use statehouse_tests::{Property, resp};
 /// MQTT 5 reason codes.
 const NOT_AUTHORIZED: u8 = 0x87;
 const TOO_OFTEN: u8 = 0x9F;
+const SERVER_UNAVAILABLE: u8 = 0x88;
+const SERVER_BUSY: u8 = 0x89;
 const SERVER_SHUTTING_DOWN: u8 = 0x8B;
 const SESSION_TAKEN_OVER: u8 = 0x8E;
 const NO_MATCHING_SUBSCRIBERS: u8 = 0x10;
@@ -199,6 +201,55 @@ async fn unreachable_broker_fails_connect() {
         options.port
     );
     assert_eq!(error, Error::Transport(why));
+}
+
+/// Refuses each connection with this reason code.
+async fn refuse_each(broker: &Broker, reason: u8) {
+    loop {
+        let mut peer = broker.accept_connect().await;
+        peer.mqtt.send(&[0x20, 3, 0, reason, 0]).await;
+    }
+}
+
+/// Regression: `connect` failed at once while a cluster changed its leader.
+#[tokio::test]
+async fn connect_tries_again_while_the_broker_stops() {
+    let (broker, mut options) = Broker::start().await;
+    options.timeout = Duration::from_secs(60);
+    let store = async {
+        let mut peer = broker.accept_connect().await;
+        peer.mqtt.send(&[0x20, 3, 0, SERVER_UNAVAILABLE, 0]).await;
+        drop(peer);
+        drop(broker.accept_connect().await);
+        let mut peer = broker.accept_unsubscribed(Greeting::default()).await;
+        peer.disconnect(SERVER_SHUTTING_DOWN).await;
+        drop(peer);
+        broker.accept(Greeting::default()).await
+    };
+    let (mut peer, client) = tokio::join!(store, Client::connect(options));
+    assert_served(&mut peer, &client.unwrap()).await;
+}
+
+#[tokio::test]
+async fn refused_connect_names_the_last_reason() {
+    for (reason, name, timeout_s, is_final) in [
+        (SERVER_UNAVAILABLE, "server unavailable", 2, false),
+        (SERVER_BUSY, "server busy", 60, true),
+    ] {
+        let (broker, mut options) = Broker::start().await;
+        options.timeout = Duration::from_secs(timeout_s);
+        let begin = Instant::now();
+        let error = tokio::select! {
+            result = Client::connect(options.clone()) => result.unwrap_err(),
+            () = refuse_each(&broker, reason) => panic!("{name}: not refused"),
+        };
+        let why = format!(
+            "cannot reach a state store at 127.0.0.1:{}: the broker refused the connection ({name})",
+            options.port
+        );
+        assert_eq!(error, Error::Transport(why));
+        assert_eq!(begin.elapsed() < options.timeout, is_final, "{name}");
+    }
 }
 
 #[tokio::test]

@@ -36,7 +36,8 @@ pub mod tls;
 pub use addresses::Attempts;
 pub use link::{Accepted, Arrival, End, Owner, Verdict, run};
 pub use loss::{
-    describe, describe_certificate, describe_io, describe_reason, is_refusal, is_untrusted,
+    describe, describe_certificate, describe_io, describe_reason, is_refusal, is_unavailable,
+    is_untrusted,
 };
 pub use options::{Options, Place};
 pub use outlet::{Message, Outlet};

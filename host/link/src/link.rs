@@ -28,7 +28,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::addresses::Attempts;
 use crate::limits;
-use crate::loss::{Blame, describe_loss, is_rate_refusal, is_refusal, is_takeover, needs_rebuild};
+use crate::loss::{
+    Blame, describe_loss, is_rate_refusal, is_refusal, is_takeover, is_unavailable, needs_rebuild,
+};
 use crate::options::{Options, Place};
 use crate::outlet::{Message, Outlet};
 use crate::random::random;
@@ -60,6 +62,12 @@ pub trait Owner: Send + Sync + 'static {
     /// The connection was lost or could not be established. `why` is the second half of a sentence.
     /// Returning false ends the link.
     fn lost(&self, why: &str) -> bool;
+
+    /// The broker ended the connection because it stops or has no leader at present, or without a
+    /// reason. Like [`Owner::lost`], but another attempt may succeed soon.
+    fn unavailable(&self, why: &str) -> bool {
+        self.lost(why)
+    }
 
     /// The broker refused this client: its password, its rights or its client id. Like
     /// [`Owner::lost`], but another attempt gets the same answer until the broker is changed,
@@ -158,7 +166,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
             }
             () = sleep_until(closing.unwrap_or_else(Instant::now)), if closing.is_some() => return,
         };
-        let (mut refusal, mut taken_over) = (None, false);
+        let (mut refusal, mut taken_over, mut unavailable) = (None, false, false);
         let (why, rebuild, blame) = match polled {
             Ok(Ok(event)) => match link.take(Some(event)) {
                 Next::Poll => continue,
@@ -181,6 +189,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
                     return;
                 }
                 refusal = is_refusal(&error).then(|| is_rate_refusal(&error));
+                unavailable = is_unavailable(&error);
                 (why, rebuild, Blame::of(&error, connected))
             }
             Err(_) => {
@@ -194,6 +203,7 @@ pub async fn run<O: Owner>(owner: Arc<O>, options: Options) {
         }
         let goes_on = match refusal {
             Some(passes) => link.owner.refused(&why, passes),
+            None if unavailable => link.owner.unavailable(&why),
             None => link.owner.lost(&why),
         };
         if !goes_on {

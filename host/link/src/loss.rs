@@ -73,13 +73,10 @@ impl Blame {
             } => Self::Message,
             StateError::ConnectionAborted => Self::Unknown,
             // During a write, this error hides a DISCONNECT that arrived before.
-            StateError::Io(error) | StateError::Deserialization(WireError::Io(error)) => {
-                match error.kind() {
-                    io::ErrorKind::ConnectionReset
-                    | io::ErrorKind::BrokenPipe
-                    | io::ErrorKind::UnexpectedEof => Self::Unknown,
-                    _ => Self::NoMessage,
-                }
+            StateError::Io(error) | StateError::Deserialization(WireError::Io(error))
+                if is_end(error) =>
+            {
+                Self::Unknown
             }
             // Packets that rumqttc cannot write.
             StateError::OutgoingPacketTooLarge { .. }
@@ -88,6 +85,32 @@ impl Blame {
             ) => Self::Unknown,
             _ => Self::NoMessage,
         }
+    }
+}
+
+/// Whether the other side ended the connection.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), ConnectionReset | BrokenPipe | UnexpectedEof)
+}
+
+/// Whether the broker ended the connection without a decision about the client: it stops, or it is
+/// a cluster without a leader. Another attempt may succeed soon.
+#[must_use]
+pub fn is_unavailable(error: &ConnectionError) -> bool {
+    match error {
+        ConnectionError::ConnectionRefused(ConnectReturnCode::ServerUnavailable)
+        | ConnectionError::MqttState(
+            StateError::ConnectionAborted
+            | StateError::ServerDisconnect {
+                reason_code: DisconnectReasonCode::ServerShuttingDown,
+                ..
+            },
+        ) => true,
+        ConnectionError::MqttState(
+            StateError::Io(error) | StateError::Deserialization(WireError::Io(error)),
+        ) => is_end(error),
+        _ => false,
     }
 }
 
@@ -242,6 +265,16 @@ pub fn describe(error: &ConnectionError) -> String {
         ConnectionError::MqttState(StateError::AwaitPingResp) => {
             "the broker does not answer PINGREQ".into()
         }
+        ConnectionError::Websocket(error) => {
+            let within = error.source().and_then(|it| it.downcast_ref::<io::Error>());
+            match within {
+                Some(error) => describe_io(error),
+                None => describe_websocket(&error.to_string()),
+            }
+        }
+        ConnectionError::ResponseValidation(_) => {
+            "the server accepts the WebSocket, but not for MQTT: check the path of the URL".into()
+        }
         ConnectionError::NotConnAck(_) => not_mqtt("the first packet is no CONNACK"),
         ConnectionError::MqttState(StateError::Deserialization(error))
             if !matches!(
@@ -252,6 +285,19 @@ pub fn describe(error: &ConnectionError) -> String {
             not_mqtt(error)
         }
         other => other.to_string(),
+    }
+}
+
+/// Describes the text of tungstenite for a handshake that failed. The crate of its type is no
+/// dependency.
+fn describe_websocket(text: &str) -> String {
+    match text.strip_prefix("HTTP error: ") {
+        Some(status) => format!(
+            "the server refuses the WebSocket with HTTP {status}: check the path of the URL, such as /mqtt"
+        ),
+        None => format!(
+            "the server does not speak WebSocket ({text}); a TLS port needs wss://, and a port of MQTT alone mqtt://"
+        ),
     }
 }
 
@@ -404,170 +450,4 @@ pub fn describe_io(error: &io::Error) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wrapped_tls_errors_are_described() {
-        let revoked = || rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRevoked);
-        let io = || io::Error::new(io::ErrorKind::InvalidData, revoked());
-        let twice = io::Error::other(io());
-        for error in [
-            ConnectionError::Io(io()),
-            ConnectionError::Io(twice),
-            ConnectionError::Tls(TlsError::Io(io())),
-            ConnectionError::Tls(TlsError::TLS(revoked())),
-            ConnectionError::MqttState(StateError::Io(io())),
-            ConnectionError::MqttState(StateError::Deserialization(WireError::Io(io()))),
-        ] {
-            assert_eq!(describe(&error), "the client's certificate is revoked");
-        }
-        let plain = ConnectionError::Io(io::ErrorKind::ConnectionRefused.into());
-        assert_eq!(describe(&plain), "connection refused");
-    }
-
-    #[test]
-    fn errors_of_the_verifier_are_described() {
-        let of_verifier = |name: &'static str| {
-            let error = rustls::OtherError(std::sync::Arc::new(io::Error::other(name)));
-            let error = rustls::CertificateError::Other(error);
-            describe_tls(&rustls::Error::InvalidCertificate(error))
-        };
-        for (name, says) in [
-            (
-                "CaUsedAsEndEntity",
-                "its certificate is that of an authority",
-            ),
-            ("UnsupportedCertVersion", "its certificate has version 1"),
-            (
-                "UnsupportedCriticalExtension",
-                "its certificate has a critical",
-            ),
-            ("Unnamed", "TLS failed: "),
-        ] {
-            let text = of_verifier(name);
-            assert!(text.starts_with(says), "{text}");
-        }
-    }
-
-    #[test]
-    fn unsupported_signatures_and_purposes_are_described() {
-        use rustls::{AlertDescription, CertificateError, Error, ExtendedKeyPurpose};
-        let sha1 = CertificateError::UnsupportedSignatureAlgorithmContext {
-            signature_algorithm_id: vec![42; 9],
-            supported_algorithms: Vec::new(),
-        };
-        let purpose = CertificateError::InvalidPurposeContext {
-            required: ExtendedKeyPurpose::ServerAuth,
-            presented: vec![ExtendedKeyPurpose::ClientAuth],
-        };
-        for (error, says) in [
-            (
-                sha1.into(),
-                "its certificate has a signature by an algorithm",
-            ),
-            (purpose.into(), "its certificate is for another purpose"),
-            (
-                Error::AlertReceived(AlertDescription::UnsupportedCertificate),
-                "the client's certificate is not one for clients",
-            ),
-            (
-                Error::AlertReceived(AlertDescription::CertificateExpired),
-                "the client's certificate has expired or is not valid yet",
-            ),
-        ] {
-            let text = describe_tls(&error);
-            assert!(text.starts_with(says) && !text.contains("42"), "{text}");
-        }
-    }
-
-    #[test]
-    fn bytes_that_are_not_mqtt_name_the_port() {
-        for error in [
-            WireError::InvalidPropertyType(46),
-            WireError::MalformedPacket,
-        ] {
-            let text = describe(&wire(error));
-            assert!(
-                text.starts_with("it sent bytes that are not MQTT 5"),
-                "{text}"
-            );
-        }
-        let outgoing = describe(&wire(WireError::PayloadTooLong));
-        assert!(!outgoing.contains("it sent"), "{outgoing}");
-    }
-
-    #[test]
-    fn broker_shutdown_blames_no_message() {
-        let said = |reason_code| {
-            let error = ConnectionError::MqttState(StateError::ServerDisconnect {
-                reason_code,
-                reason_string: None,
-            });
-            Blame::of(&error, true)
-        };
-        assert_eq!(
-            said(DisconnectReasonCode::ServerShuttingDown),
-            Blame::NoMessage
-        );
-        assert_eq!(said(DisconnectReasonCode::ProtocolError), Blame::Message);
-        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-        let refused = ConnectionError::Io(refused);
-        assert_eq!(Blame::of(&refused, false), Blame::NoMessage);
-    }
-
-    #[test]
-    fn control_characters_of_a_reason_string_are_replaced() {
-        let error = ConnectionError::MqttState(StateError::ServerDisconnect {
-            reason_code: DisconnectReasonCode::NotAuthorized,
-            reason_string: Some("no\n\x1b[31m".to_owned()),
-        });
-        let expected = "the broker closed it (not authorized: no\u{fffd}\u{fffd}[31m)";
-        assert_eq!(describe(&error), expected);
-    }
-
-    fn wire(error: WireError) -> ConnectionError {
-        ConnectionError::MqttState(StateError::Deserialization(error))
-    }
-
-    #[test]
-    fn unknown_reason_of_a_puback_blames_a_message() {
-        let too_large = wire(WireError::InvalidConnectReturnCode(PACKET_TOO_LARGE));
-        for connected in [true, false] {
-            let blame = Blame::of(&too_large, connected);
-            assert_eq!(blame, Blame::Puback(PACKET_TOO_LARGE));
-        }
-        for text in [describe(&too_large), describe_loss(&too_large, true)] {
-            assert_eq!(
-                text,
-                "the broker refused a message with reason 0x95 (packet too large): see message_size_limit of Mosquitto"
-            );
-        }
-        let rate = wire(WireError::InvalidConnectReturnCode(0x96));
-        assert_eq!(Blame::of(&rate, true), Blame::Puback(0x96));
-        assert_eq!(
-            describe_loss(&rate, true),
-            "the broker refused a message with reason 0x96"
-        );
-        // It may have been in a DISCONNECT.
-        let undefined = wire(WireError::InvalidConnectReturnCode(0xAA));
-        assert_eq!(Blame::of(&undefined, true), Blame::Message);
-        let text = describe_loss(&undefined, true);
-        assert!(text.starts_with("the broker sent reason 0xAA"), "{text}");
-    }
-
-    #[test]
-    fn unknown_reason_before_the_connection_blames_no_message() {
-        let refused = wire(WireError::InvalidConnectReturnCode(1));
-        assert_eq!(Blame::of(&refused, false), Blame::NoMessage);
-        assert!(describe_loss(&refused, false).contains("not MQTT 5"));
-    }
-
-    #[test]
-    fn unknown_reason_of_a_suback_is_described() {
-        let refused = wire(WireError::InvalidSubscribeReasonCode(0x95));
-        assert_eq!(Blame::of(&refused, true), Blame::NoMessage);
-        let text = describe_loss(&refused, true);
-        assert!(text.contains("a subscription with reason 0x95"), "{text}");
-    }
-}
+mod tests;

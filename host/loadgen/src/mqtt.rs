@@ -18,7 +18,7 @@ use super::protocol::{Broken, Protocol, Received, Role};
 use super::work::{Catalogue, Reply, Request, Verb, write_digits};
 use crate::limits;
 use statehouse_core::clock::wall_ms;
-use statehouse_core::request::{REQUEST_TOPIC, notification_topic};
+use statehouse_core::request::{REQUEST_TOPIC, client_id_of, notification_topic};
 
 /// The beginning of the notification of a SET. The value follows as a bulk string (the protocol,
 /// section 8).
@@ -69,7 +69,10 @@ impl Mqtt {
             Role::Asks => "bench",
             Role::Watches => "bench-watch",
         };
-        let id = format!("{kind}-{nonce:016x}-{number}");
+        Self::with_id(catalogue, format!("{kind}-{nonce:016x}-{number}"), role)
+    }
+
+    fn with_id(catalogue: Arc<Catalogue>, id: String, role: Role) -> Self {
         let response_topic = format!("clients/{id}/bench");
         let properties = PropertiesBuilder::new()
             .correlation_data(&[0; CORRELATION_BYTES])
@@ -78,7 +81,7 @@ impl Mqtt {
             .user("__ts", TIMESTAMP)
             .finish()
             // This fails only for U+0000, wildcards and lengths above 65 535, which do not occur.
-            .expect("short texts of letters and digits");
+            .expect("short texts without wildcards");
         let mut envelope = Vec::new();
         push_text(&mut envelope, REQUEST_TOPIC.as_bytes());
         let packet_id_at = envelope.len();
@@ -113,10 +116,14 @@ impl Mqtt {
     }
 
     /// Adds a user name and a password (sections 3.1.3.5 and 3.1.3.6), each of at most 65 535
-    /// bytes.
+    /// bytes. The client id then begins with the user, so that rules can bind ids to users.
     #[must_use]
     pub fn with_login(self, login: Option<(String, String)>) -> Self {
-        Self { login, ..self }
+        let id = client_id_of(login.as_ref().map(|(user, _)| &**user), &self.id);
+        Self {
+            login,
+            ..Self::with_id(self.catalogue, id, self.role)
+        }
     }
 
     fn connect(&self, out: &mut Vec<u8>) {

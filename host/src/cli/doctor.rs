@@ -5,11 +5,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
-use statehouse_wal::{DiskUse, Error, FileReport, Kind, LogPosition, Verdict, probe, probe_lock};
+use statehouse_wal::{
+    DiskUse, Error, FileReport, Kind, LogPosition, Verdict, probe, probe_leftovers, probe_lock,
+};
 
 use super::data::{self, ByContext};
 use super::output::{Exit, Failure, emit, emit_json, notice, one_line, printable};
-use super::snapshot::{contents_json, contents_text, state_text, target};
+use super::snapshot::{absent_modules, contents_json, contents_text, state_text, target};
 use super::time::utc;
 use crate::data_directory::{ClientIdError, StorageError, check_client_id};
 use statehouse_core::clock::wall_ms;
@@ -33,7 +35,8 @@ pub(super) struct Args {
     #[arg(value_name = "DIR", env = "STATEHOUSE_DATA")]
     data: Option<PathBuf>,
 
-    /// Write everything that is readable, up to the damage, to a backup. Fails if no consistent
+    /// Write everything that is readable, up to the damage, to a backup. If only a snapshot without
+    /// its log is left, not all keys are as of the same record, and the output says so. Fails if no
     /// state can be read: restore a backup then
     #[arg(long, value_name = "FILE")]
     salvage: Option<PathBuf>,
@@ -95,9 +98,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
-/// Why a start refuses the files next to the log: the lock, the directory of policies, and the name
-/// of the store. A host of a cluster needs only the lock. The rights of this account do not count,
-/// because it may not be that of the store.
+/// Why a start refuses the files next to the log: the lock, spare and incomplete files, the
+/// directory of policies, and the name of the store. A host of a cluster needs only the lock. The
+/// rights of this account do not count, because it may not be that of the store.
 fn refusals(past: &Past) -> Result<Vec<String>, Failure> {
     let refused = |error: &dyn Display| format!("a start refuses this: {error}");
     let mut found = Vec::new();
@@ -105,6 +108,7 @@ fn refusals(past: &Past) -> Result<Vec<String>, Failure> {
     if past.mark().is_some() {
         return Ok(found);
     }
+    found.extend(probe_leftovers(past.path()).err().map(|it| refused(&it)));
     let policies = probe(past.modules().directory()).err();
     let is_no_directory = |error: &Error| matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::AlreadyExists);
     let policies = policies.filter(is_no_directory);
@@ -155,13 +159,19 @@ fn in_words(directory: &Path, it: &Checkup) -> String {
     for problem in &it.problems {
         text.push_str(&format!("WRONG: {}\n", one_line(problem)));
     }
-    let is_full = it.disk.refuses_writes;
-    text.push_str(match (it.is_well(), is_full) {
-        (true, false) => "all is well\n",
-        (true, true) => "the files are well, and the disk is full\n",
-        (false, _) => "",
-    });
+    if it.is_well() {
+        text.push_str(conclusion(&it.disk));
+    }
     text
+}
+
+/// The last line about a directory without problems.
+fn conclusion(it: &DiskUse) -> &'static str {
+    match (it.read_only, it.refuses_writes) {
+        (true, _) => "the files are well, and the file system is read-only\n",
+        (false, true) => "the files are well, and the disk is full\n",
+        (false, false) => "all is well\n",
+    }
 }
 
 fn disk_text(it: &DiskUse) -> String {
@@ -178,6 +188,7 @@ fn disk_text(it: &DiskUse) -> String {
     }
     text.push_str(&format!("; free {}\n", bytes(it.free)));
     text.push_str(match (it.no_free_inodes, it.refuses_writes) {
+        _ if it.read_only => "the file system is read-only: a start refuses it\n",
         (true, _) => {
             "the file system reports no free inodes: if that is so, the store can create no file. Remove files from it\n"
         }
@@ -198,6 +209,7 @@ fn disk_json(it: &DiskUse) -> Json {
         "temporary_bytes": it.temporary,
         "free_bytes": it.free,
         "no_free_inodes": it.no_free_inodes,
+        "read_only": it.read_only,
         "refuses_writes": it.refuses_writes,
     })
 }
@@ -275,10 +287,12 @@ fn advice(past: &Past, it: &Checkup, is_refused: bool) -> String {
         Err(_) => format!(
             "\nWhat next: keep a copy of {directory} as it is. Restore a backup with `statehouse restore BACKUP --data NEW`, or save what can still be read with `statehouse doctor {directory} --salvage FILE` and restore that.\n"
         ),
-        Ok(_) => {
-            let start = match is_refused {
+        Ok(opening) => {
+            let mut modules = opening.contents.policies.iter();
+            let is_refused = is_refused || it.disk.read_only;
+            let start = match is_refused || modules.any(|it| it.prevents_start()) {
                 true => {
-                    "the newest state can be read. Correct the files that a start refuses, and the store has this state"
+                    "the newest state can be read. Correct each problem that prevents a start, and the store has this state"
                 }
                 false => "the store can start and has its newest state",
             };
@@ -300,10 +314,16 @@ fn rescued(file: &Path, it: &Salvaged) -> String {
             "The log that completes the snapshot is lost: each key is as of some record before {end}, and not all are as of the same record.\n"
         ));
     }
-    text.push_str(if it.whole {
-        "Nothing is missing in it.\n"
-    } else {
-        "What came later is lost. Create a data directory from the backup with `statehouse restore`.\n"
+    let absent = absent_modules(&it.contents);
+    for module in &absent {
+        text.push_str(&format!("{module}\n"));
+    }
+    text.push_str(match (it.whole, absent.is_empty()) {
+        (true, true) => "Nothing is missing in it.\n",
+        (true, false) => "Nothing else is missing in it.\n",
+        (false, _) => {
+            "What came later is lost. Create a data directory from the backup with `statehouse restore`.\n"
+        }
     });
     text
 }
@@ -348,4 +368,21 @@ fn in_json(directory: &Path, it: &Checkup, salvaged: Option<&Salvaged>) -> Json 
             "blurred_up_to": it.blurred_up_to.map(|it| it.0),
         })),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: there was room for writes, and all was well.
+    #[test]
+    fn read_only_file_system_has_no_room_for_writes() {
+        let mut disk = DiskUse::default();
+        assert!(disk_text(&disk).ends_with("there is room for writes\n"));
+        assert_eq!(conclusion(&disk), "all is well\n");
+        disk.read_only = true;
+        assert!(disk_text(&disk).ends_with("the file system is read-only: a start refuses it\n"));
+        assert!(conclusion(&disk).ends_with("the file system is read-only\n"));
+        assert_eq!(disk_json(&disk)["read_only"], true);
+    }
 }

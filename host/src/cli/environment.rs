@@ -4,8 +4,10 @@ use std::ffi::OsString;
 
 use clap::builder::{OsStr, Resettable};
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
-use clap::{Arg, Command};
+use clap::{Arg, Command, CommandFactory};
 use statehouse_config::ADMIN_TOKEN;
+
+use super::Cli;
 
 const PORT: &str = "STATEHOUSE_PORT";
 
@@ -47,9 +49,9 @@ fn is_of_kubernetes(variable: &str) -> bool {
 /// Subcommands without the option --context keep all variables. Of the variables of addresses, also
 /// ignores one that would count before a flag among the arguments, in all subcommands.
 pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> Command {
-    let has = |flag| has(arguments, flag);
+    let (command, flags) = given(&program, arguments);
+    let has = |flag| flags.contains(&flag);
     // A flag without the variable, such as the --data of `bench`, has another meaning.
-    let command = chosen(&program, arguments);
     let mut addresses = ADDRESSES.iter();
     let is_named =
         addresses.any(|(flag, variable)| has(flag) && has_variable(command, flag, variable));
@@ -77,6 +79,19 @@ pub(super) fn without_other_store(program: Command, arguments: &[OsString]) -> C
     }
 }
 
+/// Leaves the value of a variable out of the help if it may be a URL with a password.
+pub(super) fn hide_logins(command: Command) -> Command {
+    let has_login = |variable: &std::ffi::OsStr| {
+        std::env::var_os(variable).is_some_and(|it| it.to_string_lossy().contains('@'))
+    };
+    command
+        .mut_args(|arg| match arg.get_env().is_some_and(has_login) {
+            true => arg.hide_env_values(true),
+            false => arg,
+        })
+        .mut_subcommands(hide_logins)
+}
+
 /// Names the environment variable in the error for its value. clap names the flag alone, which is not
 /// among the arguments then.
 pub(super) fn name_variable(mut error: Error, program: &Command, arguments: &[OsString]) -> Error {
@@ -84,7 +99,7 @@ pub(super) fn name_variable(mut error: Error, program: &Command, arguments: &[Os
     if let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg)
         && let Some(flag) = arg.split(' ').next()
         && kinds.contains(&error.kind())
-        && !has(arguments, flag)
+        && !given(program, arguments).1.contains(&flag)
         && let Some(variable) = variable_of(program, flag)
     {
         let tip = format!("the value is that of the environment variable {variable}");
@@ -153,12 +168,37 @@ fn variable_of(command: &Command, flag: &str) -> Option<String> {
     here.or_else(|| (command.get_subcommands()).find_map(|it| variable_of(it, flag)))
 }
 
-/// The subcommand that the arguments name.
-fn chosen<'a>(program: &'a Command, arguments: &[OsString]) -> &'a Command {
-    let words = arguments.iter().skip(1).take_while(|it| *it != "--");
-    words.fold(program, |command, word| {
-        command.find_subcommand(word).unwrap_or(command)
-    })
+/// The subcommand that the arguments name, and the flags among them. The value of an option is no
+/// flag, although a key may begin with dashes.
+fn given<'p, 'a>(program: &'p Command, arguments: &'a [OsString]) -> (&'p Command, Vec<&'a str>) {
+    let (mut command, mut flags) = (program, Vec::new());
+    let mut words = arguments.iter().skip(1);
+    while let Some(word) = words.next().filter(|it| *it != "--") {
+        // A path behind `=` may not be UTF-8.
+        let name = word.as_encoded_bytes().split(|it| *it == b'=').next();
+        let name = name.and_then(|it| str::from_utf8(it).ok());
+        match name.filter(|it| it.starts_with('-')) {
+            Some(flag) => {
+                flags.push(flag);
+                if flag.len() == word.len() && takes_value(command, flag) {
+                    words.next();
+                }
+            }
+            None => command = command.find_subcommand(word).unwrap_or(command),
+        }
+    }
+    (command, flags)
+}
+
+/// Whether this flag of a command takes a value.
+fn takes_value(command: &Command, flag: &str) -> bool {
+    let is_it = |arg: &&Arg| {
+        let long = arg.get_long().map(|it| format!("--{it}"));
+        let short = arg.get_short().map(|it| format!("-{it}"));
+        [long, short].iter().flatten().any(|it| it == flag)
+    };
+    let mut args = command.get_arguments().filter(is_it);
+    args.any(|arg| arg.get_action().takes_values())
 }
 
 /// Whether a command has this flag with this variable.
@@ -171,14 +211,7 @@ fn has_variable(command: &Command, flag: &str, variable: &str) -> bool {
 /// Whether a flag is among the arguments of this process.
 pub(super) fn has_flag(flag: &str) -> bool {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    has(&arguments, flag)
-}
-
-/// Whether a flag is among the arguments.
-fn has(arguments: &[OsString], flag: &str) -> bool {
-    let flags = arguments.iter().take_while(|it| *it != "--");
-    let mut flags = flags.filter_map(|it| it.to_str());
-    flags.any(|it| it.split('=').next() == Some(flag))
+    given(&Cli::command(), &arguments).1.contains(&flag)
 }
 
 fn takes_contexts(command: &Command) -> bool {
@@ -198,4 +231,35 @@ fn ignoring(command: Command, variables: &[&str], applies: fn(&Command) -> bool)
             false => arg,
         })
         .mut_subcommands(|subcommand| ignoring(subcommand, variables, applies))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: `del --prefix --host` ignored STATEHOUSE_URL and deleted keys in another store.
+    #[test]
+    fn value_of_an_option_is_no_flag() {
+        let flags = |line: &str| {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let program = Cli::command();
+            let (command, flags) = given(&program, &words);
+            format!("{} {}", command.get_name(), flags.join(" "))
+        };
+        for (line, expected) in [
+            ("statehouse del --prefix --host", "del --prefix"),
+            ("statehouse del --prefix -- --host x", "del --prefix --host"),
+            ("statehouse del --prefix=a --host x", "del --prefix --host"),
+            ("statehouse export --after --user", "export --after"),
+            ("statehouse get --json --url u", "get --json --url"),
+            (
+                "statehouse lock a --holder --url -- b --port",
+                "lock --holder",
+            ),
+            ("statehouse policy build -o --data a", "build -o"),
+            ("statehouse set - --data=x", "set - --data"),
+        ] {
+            assert_eq!(flags(line), expected, "{line}");
+        }
+    }
 }

@@ -289,6 +289,9 @@ fn reads(rows: &mut Rows, it: &Answer, words: &[&[u8]], node: &str) {
     // Keys may be ranges of the payload.
     let payload = array(words);
     match &it.reads {
+        Reads::Anything if it.failure.is_some() => {
+            rows.row("rests on", "reads that are not recorded: the policy failed");
+        }
         Reads::Anything => rows.row(
             "rests on",
             "the whole table: a page of keys, a quota, or more keys than are recorded",

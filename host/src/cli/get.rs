@@ -117,6 +117,11 @@ pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {
 
 /// Prints what the store knows of the key apart from its value.
 async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
+    let found = match args.remote.find(&args.place) {
+        // They name the store twice.
+        Err(failure) if args.place.is_given() && args.remote.has_context() => return Err(failure),
+        found => found.ok(),
+    };
     let meta = args.remote.read(async |it| it.meta(key).await).await?;
     let Some(meta) = meta else {
         if args.remote.json {
@@ -126,7 +131,10 @@ async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
         }
         return Ok(Exit::Negative);
     };
-    let writer = writer(args, key, &meta.version).await;
+    let writer = match found {
+        Some(found) => writer(args, found, key, &meta.version).await,
+        None => None,
+    };
     if args.remote.json {
         let mut object = json!({ "key": json_bytes(key) });
         add_meta(&mut object, &meta);
@@ -145,8 +153,8 @@ async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
 
 /// The writer of this version, if the data directory of the store is on this machine, or its admin
 /// API answers. A directory of another store does not contain the version.
-async fn writer(args: &Args, key: &[u8], version: &Version) -> Option<Writer> {
-    let found = match args.remote.find(&args.place).ok()? {
+async fn writer(args: &Args, found: Found, key: &[u8], version: &Version) -> Option<Writer> {
+    let found = match found {
         Found::Data(path) if path.is_dir() => {
             let version = Stamp {
                 wall: version.wall_ms(),
@@ -211,11 +219,7 @@ async fn as_of(
     key: &[u8],
     given: Given<Moment>,
 ) -> Result<Option<(Vec<u8>, String)>, Failure> {
-    let text = match given {
-        Given::Exactly(Moment::Version(Stamp { wall, counter })) => format!("{wall}:{counter}"),
-        Given::Exactly(Moment::Time(ms)) => time::utc(ms),
-        Given::Ago(ms) => format!("{ms}ms"),
-    };
+    let text = text_of(given);
     let answer = match args.remote.find(&args.place)? {
         Found::Data(data) => {
             let past = Past::open(&data)?;
@@ -237,4 +241,37 @@ async fn as_of(
     };
     let version = answer["version"].as_str().unwrap_or_default().to_owned();
     Ok(past::bytes_of(&answer["value"]).map(|bytes| (bytes, version)))
+}
+
+/// A moment as [`past::moment`] reads it.
+fn text_of(given: Given<Moment>) -> String {
+    match given {
+        // A shorter number is not taken for the wall of a version.
+        Given::Exactly(Moment::Version(Stamp { wall, counter })) => format!("{wall:015}:{counter}"),
+        Given::Exactly(Moment::Time(ms)) => time::utc(ms),
+        Given::Ago(ms) => format!("{ms}ms"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: the admin API refused a version of a gateway whose clock began in 1970.
+    #[test]
+    fn moments_are_sent_as_they_are_read() {
+        let version = |wall| Given::Exactly(Moment::Version(Stamp { wall, counter: 7 }));
+        let time = |ms| Given::Exactly(Moment::Time(ms));
+        for given in [
+            version(0),
+            version(123_456),
+            version(1_696_374_425_000),
+            version(u64::MAX),
+            time(0),
+            time(1_696_374_425_123),
+            Given::Ago(600_000),
+        ] {
+            assert_eq!(past::moment(&text_of(given)), Ok(given));
+        }
+    }
 }

@@ -14,7 +14,7 @@ use statehouse_protocol::WrittenBy;
 
 use super::data;
 use super::entries::{IN_FLIGHT, in_order};
-use super::output::{Exit, Failure, emit_json, notice};
+use super::output::{Exit, Failure, emit_json, notice, one_line, printable};
 use super::progress::Progress;
 use super::remote::Remote;
 use crate::past;
@@ -34,7 +34,8 @@ const BATCH_BYTES: usize = 256 << 10;
 /// Keys get new versions. A key keeps its expiry and its fencing token; a key that has expired
 /// since is left out. The time that a key has left is by the clock of this machine: if that differs
 /// from the store's, keys end earlier or later by the difference. Importing the same lines again
-/// does no harm. Blank lines are skipped.
+/// does no harm. Blank lines are skipped. Lines are sent in batches: of a pipe that stays open,
+/// none is sent before 64 lines or 256 KiB have arrived, or the input has ended.
 ///
 /// After an error, all lines before the one that it names are imported: continue with --skip.
 #[derive(Debug, clap::Args)]
@@ -187,7 +188,7 @@ impl Done {
 }
 
 /// Sets the key of a line; none is that of a blank line.
-async fn set(client: &Client, line: Option<Line>, nx: bool) -> Result<Done, Error> {
+async fn set(client: &Client, line: Option<Line>, nx: bool) -> Result<Done, Failure> {
     let Some(line) = line else {
         return Ok(Done::Blank);
     };
@@ -209,9 +210,21 @@ async fn set(client: &Client, line: Option<Line>, nx: bool) -> Result<Done, Erro
         // A fence or a quota is checked before the condition.
         Err(error @ Error::Refused(_)) if nx => match client.get(&line.key).await {
             Ok(Some(_)) => Ok(Done::Existing),
-            _ => Err(error),
+            _ => Err(of_key(error, &line.key)),
         },
-        Err(error) => Err(error),
+        Err(error) => Err(of_key(error, &line.key)),
+    }
+}
+
+/// The failure for the key of a line: the token of a fenced key must be in the line.
+fn of_key(error: Error, key: &[u8]) -> Failure {
+    match &error {
+        Error::Refused(text) if text.starts_with("a fencing token is required") => {
+            let why = one_line(&error.to_string());
+            Failure::refused(format!("{}: {why}", printable(key)))
+                .with("Add \"fence\" to the line: the version of the lock that protects the key")
+        }
+        _ => error.into(),
     }
 }
 

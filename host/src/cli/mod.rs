@@ -89,7 +89,8 @@ unusable data directory, 3 the start failed, for example because an address is i
 the cluster contradicts itself or is older than before, 70 a bug lost the state in memory, 74 the
 disk failed, 75 the system clock is behind the data directory, or the machine lacks disk space,
 memory, threads or files, 76 another host took the client id at the broker, 78 the cluster needs a
-newer version. After 70 and 74 start the store again: it recovers everything that is durable.")]
+newer version, or was deleted. After 70 and 74 start the store again: it recovers everything that is
+durable.")]
     Serve(Box<serve::Args>),
     Get(get::Args),
     Set(set::Args),
@@ -134,7 +135,8 @@ pub fn main() -> ExitCode {
     completions::answer::<Cli>();
     statehouse_precompiled::Compiler::this_program(limits::COMPILE).install();
     let arguments: Vec<OsString> = env::args_os().collect();
-    let mut program = environment::without_other_store(Cli::command(), &arguments);
+    let program = environment::without_other_store(Cli::command(), &arguments);
+    let mut program = environment::hide_logins(program);
     let matches = program.try_get_matches_from_mut(&arguments);
     let matches = matches.unwrap_or_else(|error| {
         without_logins(environment::name_variable(error, &program, &arguments)).exit();

@@ -170,7 +170,10 @@ pub(super) fn finish(command: impl Future<Output = Result<Exit, Failure>>) -> Ex
         Ok(runtime) => runtime,
         Err(error) => return report(&error.into()),
     };
-    match runtime.block_on(command) {
+    let done = runtime.block_on(command);
+    // Does not wait for the lookup of a name that no server answers.
+    runtime.shutdown_background();
+    match done {
         Ok(Exit::Done) => ExitCode::SUCCESS,
         Ok(Exit::Negative) => ExitCode::from(EXIT_NEGATIVE),
         Ok(Exit::Code(code)) => ExitCode::from(code),
@@ -297,7 +300,26 @@ pub(super) fn is_shown(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use super::*;
+
+    /// Regression: with a dead name server, a command ended long after its timeout.
+    #[test]
+    fn command_ends_while_a_name_is_looked_up() {
+        let (end, ended) = mpsc::channel::<()>();
+        let _ = finish(async {
+            let (begin, begun) = tokio::sync::oneshot::channel();
+            tokio::task::spawn_blocking(move || {
+                begin.send(()).unwrap();
+                ended.recv_timeout(Duration::from_secs(10))
+            });
+            begun.await.unwrap();
+            Ok(Exit::Done)
+        });
+        assert!(end.send(()).is_ok(), "it waited");
+    }
 
     #[test]
     fn printable_bytes_stay_on_one_line() {

@@ -9,10 +9,11 @@ use statehouse_client::{Client, Error, Login, Options, Tls, Version, parse_durat
 
 use super::context::{self, Context};
 use super::environment::has_flag;
-use super::output::{Failure, one_line};
+use super::output::{Failure, one_line, printable};
 use super::signals::interruption;
 use super::store::{Found, Place};
 use statehouse_config::{BrokerUrl, read_password};
+use statehouse_protocol::topics::client_id_of;
 
 /// The port of MQTT (IANA).
 const MQTT_PORT: u16 = 1883;
@@ -26,6 +27,21 @@ const TRACEPARENT: &str = "TRACEPARENT";
 /// Advice if the store is unreachable.
 pub(super) const START_ONE: &str =
     "Start one with `statehouse serve`, or name another with --host and --port";
+
+/// Advice if a broker answered until the timeout that it stops or has no leader, or closed the
+/// connection each time.
+const TRY_AGAIN: &str = "The store stops or has no leader at present: try again, or name another with --host and --port";
+
+/// What the reason says then.
+const UNAVAILABLE: [&str; 4] = [
+    "(server unavailable",
+    "(server shutting down",
+    "closed it without a reason",
+    "connection reset",
+];
+
+/// What the reason says if no rule lets the client connect.
+const NOT_AUTHORIZED: &str = "not authorized to connect";
 
 /// Advice if no authority that is trusted here has issued the certificate of the store.
 pub(super) const TRUST_ONE: &str = "--ca FILE names the CA certificates to trust";
@@ -221,13 +237,7 @@ pub(super) struct Target {
     /// The URL of the store: mqtt://HOST:PORT, mqtts:// (TLS), ws:// or wss:// (WebSocket); takes
     /// precedence over --host and --port. A user and a password in the URL of this flag take
     /// precedence over those of environment variables
-    // The help must not show a password.
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "STATEHOUSE_URL",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "URL", env = "STATEHOUSE_URL")]
     url: Option<BrokerUrl>,
 
     /// Name or address of the store's host [default: 127.0.0.1]
@@ -316,7 +326,7 @@ pub(super) struct Remote {
     #[command(flatten)]
     target: Target,
 
-    /// MQTT client id [default: user@host- and random digits]
+    /// MQTT client id [default: user@host- and random digits; with --user, NAME:user@host-]
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
 
@@ -384,13 +394,17 @@ impl Remote {
     async fn connect(&self, session_expiry: Duration) -> Result<Client, Failure> {
         let target = self.target.with_context()?;
         let url = target.url();
+        let login = target.credentials.login(Some(&url))?;
+        let user = login.as_ref().map(|it| it.user.clone());
+        let client_id = self.client_id.clone();
+        let client_id = client_id.unwrap_or_else(|| default_client_id(user.as_deref()));
         let options = Options {
             tls: target.tls(&url)?,
-            login: target.credentials.login(Some(&url))?,
+            login,
             websocket: url.scheme.websocket.then(|| url.path.clone()),
             host: url.host,
             port: url.port,
-            client_id: Some(self.client_id.clone().unwrap_or_else(default_client_id)),
+            client_id: Some(client_id.clone()),
             timeout: self.timeout(),
             session_expiry,
             ..Options::default()
@@ -399,6 +413,9 @@ impl Remote {
             .await
             .map_err(|error| match error {
                 Error::Transport(why) | Error::Closed(why) => advised(&one_line(&why)),
+                Error::Denied(why) if user.is_some() && why.contains(NOT_AUTHORIZED) => {
+                    Failure::refused(one_line(&why)).with(&without_rule(&client_id))
+                }
                 other => other.into(),
             })?;
         self.traced(client)
@@ -408,6 +425,11 @@ impl Remote {
     pub(super) fn heed(&mut self, place: &Place) {
         self.target.is_named = place.is_given();
         self.target.has_tls_admin = place.has_tls_admin();
+    }
+
+    /// Whether a context names the store.
+    pub(super) fn has_context(&self) -> bool {
+        self.target.context.is_some()
     }
 
     /// How to reach the data of the store: by these options, with the context and the credentials
@@ -462,7 +484,18 @@ fn advised(why: &str) -> Failure {
         failure.with(NO_ROOM)
     } else if says(&"no authority that is trusted here") {
         failure.with(TRUST_ONE)
-    } else if ["certificate", "TLS", "not MQTT 5"].iter().any(says) {
+    } else if UNAVAILABLE.iter().any(says) {
+        failure.with(TRY_AGAIN)
+    } else if [
+        "certificate",
+        "TLS",
+        "not MQTT 5",
+        "WebSocket",
+        "the broker ",
+    ]
+    .iter()
+    .any(says)
+    {
         // A server answers, and the reason says what to do about it.
         failure
     } else {
@@ -470,9 +503,18 @@ fn advised(why: &str) -> Failure {
     }
 }
 
+/// Advice if the broker does not authorize a client with a login. The store reports a wrong password
+/// otherwise, but Mosquitto does not.
+fn without_rule(client_id: &str) -> String {
+    format!(
+        "No rule lets the client id {} connect: give another one with --client-id. Some brokers report a wrong password like this",
+        printable(client_id.as_bytes())
+    )
+}
+
 /// Names the user and the machine, so that logs and `statehouse history` show who it was. The
-/// digits keep several commands of one user apart.
-fn default_client_id() -> String {
+/// digits keep several commands of one user apart. Rules can bind the id to the login before it.
+fn default_client_id(login: Option<&str>) -> String {
     let plain = |text: String| -> String {
         let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         text.trim()
@@ -487,10 +529,8 @@ fn default_client_id() -> String {
     let user = plain(user.unwrap_or_default());
     let host = plain(std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default());
     let (user, host) = (or(&user, "statehouse"), or(&host, "localhost"));
-    format!(
-        "{user}@{host}-{:06x}",
-        statehouse_link::random() & 0xff_ffff
-    )
+    let digits = statehouse_link::random() & 0xff_ffff;
+    client_id_of(login, &format!("{user}@{host}-{digits:06x}"))
 }
 
 /// Longest user or host name in a client id.

@@ -1,5 +1,7 @@
 //! The signals that end programs. A command that has a session must close it before it ends, since
-//! each session that it leaves takes the place of another client until it expires.
+//! each session that it leaves takes the place of another client until it expires. A closed session
+//! has no subscriptions, and expires after the time that CONNECT asked for: rumqttc cannot send a
+//! Session Expiry Interval with DISCONNECT.
 
 use std::fs;
 use std::future::{pending, poll_fn};

@@ -11,7 +11,7 @@ use super::output::{Exit, Failure, emit_either, notice, one_line};
 use super::time::utc;
 use statehouse_core::clock::wall_ms;
 use statehouse_files::atomic;
-use statehouse_offline::{Contents, ModuleState, Past};
+use statehouse_offline::{Contents, Module, ModuleState, Past};
 
 /// Write a backup of the store into one file
 ///
@@ -92,16 +92,30 @@ pub(super) fn report(
     contents: &Contents,
     json: bool,
 ) -> Result<(), Failure> {
-    for module in contents.policies.iter().filter(|it| !it.state.is_well()) {
-        notice(&format!(
-            "the module of the policy {} is not in it, since {}",
-            data::policy(&module.policy),
-            state_text(&module.state)
-        ));
+    for absent in absent_modules(contents) {
+        notice(&absent);
     }
     let in_words = || format!("{verb} {}: {}\n", place.display(), contents_text(contents));
     emit_either(json, || contents_json(contents), in_words)?;
     Ok(())
+}
+
+/// Names the modules of policies that are not in a backup, and what a start needs instead.
+pub(super) fn absent_modules(it: &Contents) -> Vec<String> {
+    let absent = it.policies.iter().filter(|it| !it.state.is_well());
+    let text = |module: &Module| {
+        let policy = data::policy(&module.policy);
+        let why = match &module.state {
+            ModuleState::Damaged(_) => format!(", since {}", state_text(&module.state)),
+            _ => String::new(),
+        };
+        let advice = match module.prevents_start() {
+            true => ": start the restored store with --policy FILE",
+            false => "",
+        };
+        format!("the module of the policy {policy} is not in it{why}{advice}")
+    };
+    absent.map(text).collect()
 }
 
 /// The content of a store, on one line.

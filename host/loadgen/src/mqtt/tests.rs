@@ -37,9 +37,22 @@ fn login_is_flagged_and_is_the_last_field() {
     client().with_login(login).connect(&mut out);
     // The flags follow the fixed header, the protocol name and its version.
     assert_eq!((plain[9], out[9]), (0x02, 0xc2));
-    let (head, tail) = out[10..].split_at(plain.len() - 10);
-    assert_eq!(head, &plain[10..]);
-    assert_eq!(tail, b"\0\x02me\0\x06secret");
+    let tail = b"\0\x1bme:bench-0000000000000007-3\0\x02me\0\x06secret";
+    assert!(out.ends_with(tail), "{out:02x?}");
+}
+
+#[test]
+fn client_id_with_a_login_is_in_the_response_topic() {
+    for (user, id) in [
+        ("me", "me:bench-0000000000000007-3"),
+        // The id would own no topic, or be refused.
+        ("a/b", "bench-0000000000000007-3"),
+        ("#", "bench-0000000000000007-3"),
+    ] {
+        let client = client().with_login(Some((user.to_owned(), String::new())));
+        assert_eq!(client.id, id);
+        assert_eq!(client.response_topic, format!("clients/{id}/bench"));
+    }
 }
 
 #[test]

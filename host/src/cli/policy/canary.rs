@@ -9,7 +9,8 @@ use crate::cli::store::Store;
 /// Let a loaded policy answer some clients, or requests for some keys
 ///
 /// With --percent the same clients are always chosen, regardless of their requests. Writes of a
-/// canary are ordinary writes. Patterns support `*`, `?` and `[a-z]`; `\[` stands for a bracket.
+/// canary are ordinary writes. A route outranks the canary. Patterns support `*`, `?` and `[a-z]`;
+/// `\[` stands for a bracket.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -18,7 +19,8 @@ Examples:
   statehouse policy canary rule@2.0.0 --keys 'lab/*'
   statehouse policy canary --off")]
 pub(super) struct Args {
-    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, or `builtin`
+    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, NAME@DIGEST, or
+    /// `builtin`
     #[arg(
         value_name = "WHICH",
         required_unless_present = "off",

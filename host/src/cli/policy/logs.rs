@@ -30,8 +30,8 @@ Examples:
   statehouse policy logs set-point --json
   statehouse policy logs --recent          # the lines so far")]
 pub(super) struct Args {
-    /// Only the lines of this policy: its name (of all its versions), NAME@VERSION, the beginning
-    /// of its digest, or `builtin`
+    /// Only the lines of this policy: its name (of all its versions), NAME@VERSION, NAME@DIGEST, the
+    /// beginning of its digest, or `builtin`
     ///
     /// The policy must be loaded or have recent lines. Versions that are loaded later are followed,
     /// too.

@@ -18,7 +18,8 @@ Examples:
   statehouse policy promote 5f3c0a
   statehouse policy promote builtin")]
 pub(super) struct Args {
-    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, or `builtin`
+    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, NAME@DIGEST, or
+    /// `builtin`
     #[arg(value_name = "WHICH")]
     which: String,
 

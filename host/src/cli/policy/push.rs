@@ -13,7 +13,9 @@ use rumqttc::v5::mqttbytes::v5::{
 use rumqttc::v5::{AsyncClient, ConnectionError, Event, EventLoop, MqttOptions};
 use serde_json::{Value as Json, json};
 use statehouse_client::parse_duration;
-use statehouse_link::{Attempts, Place, describe, describe_suback, is_refusal, reason_name};
+use statehouse_link::{
+    Attempts, Place, describe, describe_suback, is_refusal, is_unavailable, reason_name,
+};
 use statehouse_protocol::topics;
 use tokio::time::{Instant, timeout_at};
 
@@ -49,8 +51,7 @@ Examples:
   statehouse policy push --store gateway-7 --key gateway.key --rollback")]
 pub(super) struct Args {
     /// The URL of the store's broker
-    // The help must not show a password.
-    #[arg(long, value_name = "URL", env = "STATEHOUSE_POLICY_BROKER", hide_env_values = true, default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
+    #[arg(long, value_name = "URL", env = "STATEHOUSE_POLICY_BROKER", default_value = "mqtt://127.0.0.1:1883", value_parser = broker)]
     broker: BrokerUrl,
 
     #[command(flatten)]
@@ -123,7 +124,7 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
         match pushed {
             Ok(Ok(status)) => return report(args, &status),
             Ok(Err(Stop::Failed(failure))) => return Err(failure),
-            Ok(Err(Stop::Lost(error))) if connected => {
+            Ok(Err(Stop::Lost(error))) if connected || is_unavailable(&error) => {
                 lost = Some(describe(&error));
                 tokio::time::sleep(RECONNECT_PAUSE).await;
             }
@@ -133,16 +134,21 @@ pub(super) async fn run(args: &Args) -> Result<Exit, Failure> {
                     "no connection to {broker}: {why}"
                 )));
             }
-            Ok(Err(Stop::Lost(error))) => {
-                return Err(Failure::transport(format!(
-                    "cannot reach the broker {}: {}",
-                    args.broker,
-                    describe(&error)
-                )));
+            Ok(Err(Stop::Lost(error))) => return Err(unreached(args, &describe(&error))),
+            Err(_) => {
+                return Err(match lost {
+                    // No connection was accepted, so the order was not sent.
+                    Some(why) if !connected => unreached(args, &why),
+                    lost => unreported(serial, lost),
+                });
             }
-            Err(_) => return Err(unreported(serial, lost)),
         }
     }
+}
+
+/// The failure of an order that was not sent.
+fn unreached(args: &Args, why: &str) -> Failure {
+    Failure::transport(format!("cannot reach the broker {}: {why}", args.broker))
 }
 
 /// The failure of an order without a result in time. `lost` says why the last lost connection
@@ -250,6 +256,8 @@ impl<'a> Push<'a> {
         serial: u64,
     ) -> Self {
         let id = format!("statehouse-push-{:x}-{serial:x}", std::process::id());
+        let user = place.login.as_ref().map(|(user, _)| &**user);
+        let id = topics::client_id_of(user, &id);
         let (client, events) = AsyncClient::new(configured(place.mqtt(&id)), 8);
         Self {
             args,

@@ -27,7 +27,8 @@ pub(super) struct Args {
     #[arg(value_name = "PREFIX")]
     prefix: OsString,
 
-    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, or `builtin`
+    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, NAME@DIGEST, or
+    /// `builtin`
     #[arg(
         value_name = "WHICH",
         required_unless_present = "off",

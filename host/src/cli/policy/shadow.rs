@@ -19,7 +19,8 @@ Examples:
   statehouse policy diff
   statehouse policy shadow --off")]
 pub(super) struct Args {
-    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, or `builtin`
+    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, NAME@DIGEST, or
+    /// `builtin`
     #[arg(
         value_name = "WHICH",
         required_unless_present = "off",

@@ -16,7 +16,7 @@ use crate::cli::store::Store;
 Examples:
   statehouse policy unload rule@1.0.0")]
 pub(super) struct Args {
-    /// The beginning of its digest (at least 6 digits), NAME, or NAME@VERSION
+    /// The beginning of its digest (at least 6 digits), NAME, NAME@VERSION, or NAME@DIGEST
     #[arg(value_name = "WHICH")]
     which: String,
 
