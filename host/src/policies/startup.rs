@@ -328,10 +328,11 @@ impl Opening<'_> {
     /// as a store retains, because each may take seconds of a compiler.
     fn retired(&self, remembered: &[blake3::Hash], loaded: &Loaded) -> Loaded {
         let here = |digest: &blake3::Hash| loaded.iter().any(|it| it.digest == *digest);
-        let needed: Vec<_> = remembered.iter().filter(|digest| !here(digest)).collect();
-        let skipped = needed.len().saturating_sub(limits::RETIRED_POLICIES_MAX);
         let mut retired = Loaded::new();
-        for digest in needed.into_iter().skip(skipped) {
+        for digest in remembered.iter().rev().filter(|digest| !here(digest)) {
+            if retired.len() == limits::RETIRED_POLICIES_MAX {
+                break;
+            }
             match self.load(&Digest::from(*digest)) {
                 Ok(policy) => retired.push(Arc::new(policy)),
                 Err(error) => {
@@ -339,6 +340,7 @@ impl Opening<'_> {
                 }
             }
         }
+        retired.reverse();
         retired
     }
 }

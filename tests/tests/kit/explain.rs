@@ -75,7 +75,11 @@ fn refusal_or_failure_is_explained_with_its_exit_code() {
     let faulty = policies::faulty();
     let failing = ["explain", "--policy", faulty, "--", "SET", "k", "panic"];
     let ran = run(&failing, b"").code(1);
-    ran.prints(&["the policy failed: ", "effects        none"]);
+    ran.prints(&[
+        "the policy failed: ",
+        "effects        none",
+        "rests on       reads that are not recorded",
+    ]);
     run(&["explain"], b"").code(2);
     run(&["explain", "--dialect", "latin", "--", "GET", "k"], b"").code(2);
     run(&["explain", "--policy", "/no/such", "--", "GET", "k"], b"").code(2);

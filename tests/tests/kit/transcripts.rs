@@ -342,6 +342,6 @@ fn transcript_with_a_snapshot_starts_with_its_table() {
     let with_table = |table: &str| run(&[&test[..], &[table]].concat(), b"");
     with_table(backup).code(0);
     it.test("builtin").code(1);
-    with_table(&it.path).fails(3, "is damaged");
+    with_table(&it.path).fails(3, "Use another backup");
     assert_eq!(store.get("old"), Some(b"value".to_vec()));
 }

@@ -11,7 +11,7 @@
 //! since, and every refused file at the next start.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -183,6 +183,8 @@ impl DropDirectory {
         let Ok((found, _)) = found else {
             return;
         };
+        let handled = found.keys().take(limits::DROP_FILES_MAX);
+        let handled: Vec<String> = handled.map(|name| recorded_name(name)).collect();
         let before = self.seen.take();
         let mut seen = BTreeMap::new();
         for (place, (name, mut now)) in found.into_iter().enumerate() {
@@ -193,7 +195,7 @@ impl DropDirectory {
             {
                 now.is_old = before.is_old;
                 now.progress = match place < limits::DROP_FILES_MAX {
-                    true => self.handle(&self.directory.join(&name), before),
+                    true => self.handle(&self.directory.join(&name), before, &handled),
                     false => before.progress,
                 };
             }
@@ -217,8 +219,9 @@ impl DropDirectory {
         }
     }
 
-    /// Handles a file for the first time, or tries it again if it is time.
-    fn handle(&self, path: &Path, before: &Seen) -> Progress {
+    /// Handles a file for the first time, or tries it again if it is time. `present` are the
+    /// recorded names of all files that are handled.
+    fn handle(&self, path: &Path, before: &Seen, present: &[String]) -> Progress {
         let waiting = match before.progress {
             Progress::New => None,
             Progress::Waiting(waiting) if waiting.again <= Instant::now() => Some(waiting),
@@ -230,7 +233,7 @@ impl DropDirectory {
             Ok(file) if before.is_old && self.was_handled(path, &file) => {
                 return Progress::Handled;
             }
-            Ok(file) => self.ship(path, &file, waiting),
+            Ok(file) => self.ship(path, &file, waiting, present),
         };
         let is_final = !done.as_ref().is_err_and(DropError::may_pass);
         // One line for all attempts.
@@ -281,13 +284,19 @@ impl DropDirectory {
     }
 
     fn delivered(&self, path: &Path, policy: Digest) -> Delivered {
-        let file = self.author(path).file.unwrap_or_default();
+        let file = recorded_name(path.file_name().unwrap_or_default());
         Delivered { file, policy }
     }
 
     /// Does with a file what the setting says, unless an operator decided otherwise while the file
     /// waited. Records a result that is final also for the next start.
-    fn ship(&self, path: &Path, file: &[u8], waiting: Option<Waiting>) -> Shipped {
+    fn ship(
+        &self,
+        path: &Path,
+        file: &[u8],
+        waiting: Option<Waiting>,
+        present: &[String],
+    ) -> Shipped {
         let digest = Digest::of(file);
         let is_overtaken = waiting.is_some_and(|it| {
             let holder = self.holder();
@@ -301,7 +310,7 @@ impl DropDirectory {
             return done;
         }
         let delivered = self.delivered(path, digest);
-        if let Err(error) = self.gate.control().deliver(&delivered) {
+        if let Err(error) = self.gate.control().deliver(&delivered, present) {
             tracing::warn!("drop directory: a restart may deliver a file again: {error}");
         }
         done
@@ -330,6 +339,12 @@ impl DropDirectory {
             }
         })
     }
+}
+
+/// The name of a file as [`Delivered::file`] has it.
+fn recorded_name(name: &OsStr) -> String {
+    let author = Actor::directory(&name.to_string_lossy());
+    author.file.unwrap_or_default()
 }
 
 /// Logs the result of a file, and writes it to the status file.

@@ -437,7 +437,7 @@ impl Orders for PolicyOrders {
             Ok(()) => (ReasonCode::SUCCESS, None),
             Err((reason, error)) => (reason, Some(error)),
         };
-        broker.batch(|batch| batch.acknowledge(token, reason, text.as_deref()));
+        broker.batch(|batch| batch.acknowledge_reported(token, reason, text.as_deref()));
     }
 }
 

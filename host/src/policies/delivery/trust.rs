@@ -30,6 +30,9 @@ pub enum TrustError {
         "{0}, and this store takes signed policies only: sign it with `statehouse policy sign` and a key that the store trusts, or start the store with --allow-unsigned"
     )]
     Module(SignatureError),
+    /// The file is no module, so a signature would not help.
+    #[error(transparent)]
+    NoModule(SignatureError),
     /// The module was changed after it was signed.
     #[error("{0}. Get it again from its source")]
     Tampered(SignatureError),
@@ -80,6 +83,9 @@ impl Trust {
             // that the operator meant to load unsigned.
             Err(error @ SignatureError::Tampered) => Err(TrustError::Tampered(error)),
             Err(_) if self.allow_unsigned => Ok(None),
+            Err(error @ (SignatureError::NotWasm | SignatureError::Cut)) => {
+                Err(TrustError::NoModule(error))
+            }
             Err(error) => Err(TrustError::Module(error)),
         }
     }
@@ -150,6 +156,8 @@ mod tests {
         assert!(says(STANDARD_POLICY).starts_with("the module is not signed, and"));
         assert!(says(&foreign).contains("none of the keys"));
         assert!(says(&tampered).contains("changed or cut"));
+        // Advice to sign it would not help.
+        assert!(says(b"#!/bin/sh\n").ends_with("and a known version"));
         let lenient = trust(&[&ours.pk], true);
         assert_eq!(lenient.check(STANDARD_POLICY).unwrap(), None);
         assert_eq!(lenient.check(&foreign).unwrap(), None);

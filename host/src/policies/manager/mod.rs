@@ -425,9 +425,9 @@ impl Control {
         Ok(())
     }
 
-    /// Records that this file of a drop directory was delivered.
-    pub fn deliver(&self, delivered: &Delivered) -> Result<(), ControlError> {
-        self.change(|seen, _| Ok(seen.assignment.deliver(delivered.clone())))?;
+    /// Records that this file of a drop directory was delivered, which has the files `present`.
+    pub fn deliver(&self, delivered: &Delivered, present: &[String]) -> Result<(), ControlError> {
+        self.change(|seen, _| Ok(seen.assignment.deliver(delivered.clone(), present)))?;
         Ok(())
     }
 

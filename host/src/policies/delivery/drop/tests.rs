@@ -107,6 +107,25 @@ fn next_leader_delivers_no_file_again() {
     assert_eq!(list().active, a);
 }
 
+/// Regression: the other files displaced it from the list, and its policy was unloaded.
+#[test]
+fn file_that_stays_is_not_delivered_again_after_many_others() {
+    let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
+    fs::write(directory.path().join("a.wasm"), twin(b'a')).unwrap();
+    let mut drop = started(&rig, directory.path());
+    assert_eq!(rig.active(), digest(b'a'));
+    rig.control.rollback().unwrap();
+    rig.control.unload(&digest(b'a').into()).unwrap();
+    for number in 0..limits::DROP_FILES_MAX {
+        let other = directory.path().join(format!("b{number}.wasm"));
+        fs::write(&other, twin(b'b')).unwrap();
+        twice(&mut drop);
+        fs::remove_file(other).unwrap();
+    }
+    started(&rig, directory.path());
+    assert_eq!(rig.active(), digest(b'b'));
+}
+
 #[test]
 fn file_does_not_promote_a_policy_that_the_guard_rolled_back() {
     let (rig, directory) = (rig(), tempfile::tempdir().unwrap());
