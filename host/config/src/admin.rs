@@ -37,6 +37,7 @@ impl FromStr for MetricsAddress {
     fn from_str(text: &str) -> Result<Self, String> {
         let address = socket_address(text).map(Self);
         address.ok_or_else(|| {
+            let text = ConfigError::without_login(text);
             format!("`{text}` is not an address and port, such as 127.0.0.1:9464 or [::]:9464")
         })
     }
@@ -176,8 +177,13 @@ mod tests {
 
     #[test]
     fn errors_show_no_password() {
-        for text in ["https://u:SECRET@0.0.0.0:1", "http://u:SECRET@127.0.0.1:1"] {
-            let error = text.parse::<AdminAddress>().unwrap_err();
+        let admin = |text: &str| text.parse::<AdminAddress>().unwrap_err();
+        let metrics = |text: &str| text.parse::<MetricsAddress>().unwrap_err();
+        for error in [
+            admin("https://u:SECRET@0.0.0.0:1"),
+            admin("http://u:SECRET@127.0.0.1:1"),
+            metrics("http://u:SECRET@127.0.0.1:1"),
+        ] {
             assert!(
                 error.contains("://***@") && !error.contains("SECRET"),
                 "{error}"

@@ -59,8 +59,9 @@ settings! {
         #[serde(deserialize_with = "values::file_number")]
         pub max_client_watches: Option<NonZeroU64>,
 
-        /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 3100
-        /// [default: 4000000; range 50000 to 40000000]
+        /// Maximum fuel of one request, plus 64 for each byte of it; a SET uses about 3100, and with
+        /// less than 3000000 a SCAN of many keys may fail [default: 4000000; range 50000 to
+        /// 40000000]
         #[arg(long, value_name = "FUEL", env = "STATEHOUSE_MAX_FUEL")]
         pub max_fuel: Option<Fuel>,
 

@@ -158,9 +158,10 @@ impl std::str::FromStr for ClusterListen {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        socket_address(text)
-            .map(Self)
-            .ok_or_else(|| format!("`{text}` is not an address and port, such as 10.0.0.1:7883"))
+        socket_address(text).map(Self).ok_or_else(|| {
+            let text = ConfigError::without_login(text);
+            format!("`{text}` is not an address and port, such as 10.0.0.1:7883")
+        })
     }
 }
 
@@ -307,7 +308,7 @@ impl ClusterFlags {
             return Err(ClusterError::Address(listen).into());
         }
         if let Some(address) = self.cluster_address.as_ref().filter(|it| !is_usable(it)) {
-            return Err(ClusterError::OwnAddress(address.clone()).into());
+            return Err(ClusterError::OwnAddress(ConfigError::without_login(address)).into());
         }
         let lease_ms = time(
             self.cluster_lease,
@@ -464,6 +465,14 @@ mod tests {
         ] {
             let error = addressed(address).unwrap_err().to_string();
             assert!(error.contains("cluster_address"), "{address}: {error}");
+        }
+        let secret = "https://u:SECRET@gw1:7883";
+        let errors = [
+            addressed(secret).unwrap_err().to_string(),
+            secret.parse::<ClusterListen>().unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.contains("`https://***@gw1:7883`"), "{error}");
         }
     }
 

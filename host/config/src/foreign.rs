@@ -26,13 +26,7 @@ settings! {
     pub struct ForeignFlags {
         /// Serve through this MQTT 5 broker instead of listening:
         /// mqtt://[USER[:PASSWORD]@]HOST[:PORT], mqtts://, or ws:// and wss:// with a path
-        // The help must not show a password.
-        #[arg(
-            long,
-            value_name = "URL",
-            env = "STATEHOUSE_BROKER",
-            hide_env_values = true
-        )]
+        #[arg(long, value_name = "URL", env = "STATEHOUSE_BROKER")]
         pub broker: Option<BrokerUrl>,
 
         /// User name at the broker

@@ -138,7 +138,8 @@ pub(crate) async fn accept(
     Ok((accepted, credentials))
 }
 
-/// Checks a will's topic. A will cannot be a request, since it has no client left to answer.
+/// Checks a will's topic. A will cannot be a request or an order, since it has no client left to
+/// answer.
 fn check_will(
     service: &dyn Service,
     name: &[u8],
@@ -149,7 +150,7 @@ fn check_will(
     }
     match service.claim(name) {
         Claim::Route => Ok(()),
-        Claim::Take => Err("a will may not be a request"),
+        Claim::Take => Err("a will may not be a request or an order"),
         Claim::Refuse(_, text) => Err(text),
     }
 }

@@ -100,7 +100,8 @@ impl Broker {
     /// A session that was connected is treated as if its connection ended now; its will waits some
     /// seconds for the client to reconnect. Sessions and messages beyond the limits are dropped and
     /// logged, unless [`Options::keeps_all`] is set. Expired sessions end as soon as the timers
-    /// run.
+    /// run. Without [`Options::persistence`] the broker is a copy: sessions whose connection ended
+    /// later than the wall clock shows keep that time.
     #[must_use]
     pub fn restore(options: Options, service: Arc<dyn Service>, recovery: Recovery) -> Self {
         Self::restore_at(options, service, recovery, Clock::now())

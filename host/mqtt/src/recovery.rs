@@ -124,6 +124,13 @@ impl Recovery {
         }
     }
 
+    /// Ends the connections of all connected sessions at this time, in milliseconds since 1970.
+    pub fn end_connections(&mut self, at_ms: u64) {
+        for session in self.sessions.values_mut() {
+            _ = session.detached_ms.get_or_insert(at_ms);
+        }
+    }
+
     /// Applies one batch of changes or one piece of a snapshot, and returns the numbers of the
     /// sessions that it ended. After an error the state is undefined.
     pub fn apply(&mut self, changes: &[u8]) -> Result<Vec<SessionId>, CorruptChanges> {

@@ -205,8 +205,15 @@ async fn shutdown_notifies_clients_and_ends_within_its_grace() {
     stuck.listen_to("t", Q::AtMostOnce).await;
     broker.batch(|batch| batch.publish(Message::new("t", vec![0; 10_000], QoS::AtMostOnce)));
     let shutdown = timeout(PATIENCE, broker.shutdown(Duration::from_millis(300)));
-    let (ended, reason) = tokio::join!(shutdown, polite.disconnected());
+    let during = async {
+        let reason = polite.disconnected().await;
+        assert_eq!(Client::duplex(&broker, 100).rest().await, []);
+        reason
+    };
+    let (ended, reason) = tokio::join!(shutdown, during);
     ended.unwrap();
+    // Regression: it counted as one connection too many.
+    assert_eq!(broker.stats().turned_away, 0);
     assert_eq!(reason, Some(Reason::ServerShuttingDown));
     assert_eq!(
         (broker.stats().connections, echo.count("disconnected")),

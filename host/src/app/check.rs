@@ -27,6 +27,7 @@ use crate::policies::delivery::Trust;
 use crate::policies::startup::{Keeps, Opening};
 use statehouse_access::AccessControl;
 use statehouse_config::{AdminPlace, Config, Durability, Flags, TransportChoice};
+use statehouse_core::limits::FUEL_PER_SCAN_MAX;
 use statehouse_core::log::Image;
 use statehouse_files::watch::Reloads;
 use statehouse_listener::dates::{self, CertificateFiles};
@@ -38,7 +39,8 @@ use statehouse_transport::foreign;
 /// The result of a check.
 #[derive(Default)]
 pub struct Findings {
-    /// What would make a start fail, in the order in which a start finds it.
+    /// What would make a start fail, in the order in which a start finds it. Only a data directory
+    /// that cannot be created or locked is found by a start before the addresses for operators.
     pub problems: Vec<Failure>,
     /// What is as expected while the store runs.
     pub notes: Vec<String>,
@@ -74,6 +76,7 @@ pub fn check(flags: Flags) -> Findings {
     let mut addresses = Addresses::default();
     addresses.check_clients(&config, &mut found);
     warn_of_certificates(&config);
+    warn_of_low_fuel(&config);
     let keys = config.trusted_keys.iter();
     let wrong = keys.filter_map(|key| Trust::new(std::slice::from_ref(key), false).err());
     let wrong: Vec<_> = wrong.collect();
@@ -95,6 +98,16 @@ pub fn check(flags: Flags) -> Findings {
 /// clients do so for theirs.
 pub(super) fn warn_of_certificates(config: &Config) {
     certificates(config).warn();
+}
+
+/// Logs a warning if a SCAN can use up its fuel. The failures count against its policy.
+pub(super) fn warn_of_low_fuel(config: &Config) {
+    let max_fuel = config.bounds.quota.fuel_max;
+    if max_fuel < FUEL_PER_SCAN_MAX {
+        tracing::warn!(
+            "max_fuel is {max_fuel}: below {FUEL_PER_SCAN_MAX} a SCAN of many keys may fail, which counts as a failure of the policy"
+        );
+    }
 }
 
 /// Logs the warnings of [`warn_of_certificates`], and those of the listeners, again once a day.
@@ -185,8 +198,8 @@ impl Addresses {
     fn check_clients(&mut self, config: &Config, found: &mut Findings) {
         for (setting, address) in of_clients(config) {
             self.check(setting, address, found, |error| {
-                let error = ListenerError::Address(address, error);
-                Failure::Transport(format!("{setting}: {error}"))
+                let error = anyhow::Error::from(ListenerError::Address(address, error));
+                Failure::transport(error.context(setting))
             });
         }
     }

@@ -34,7 +34,8 @@ use crate::data_directory::StorageError;
 use crate::policies::startup::{NotNow, may_be_temporary};
 use statehouse_config::{Config, Flags, LogFormat, TransportChoice, limits};
 use statehouse_core::policy::LoadError;
-use statehouse_listener::TlsError;
+use statehouse_listener::{ListenerError, TlsError};
+use statehouse_offline::PastError;
 use statehouse_server::logging;
 
 mod administration;
@@ -122,12 +123,24 @@ fn is_temporary(error: &(dyn std::error::Error + 'static)) -> bool {
     let of_system = |error: &io::Error| {
         temporary.contains(&error.kind()) || no_file.contains(&error.raw_os_error())
     };
-    let of_log = match error.downcast_ref() {
+    let storage = error.downcast_ref::<StorageError>();
+    let of_log = match storage {
         Some(StorageError::Log(_, error)) => Some(error),
         _ => error.downcast_ref::<statehouse_wal::Error>(),
     };
+    let of_mark = match storage {
+        Some(StorageError::Mark(_, error)) => Some(&**error),
+        _ => error.downcast_ref::<PastError>(),
+    };
+    // The texts of these errors contain their cause, so it is not their source.
+    let cause = match (of_mark, error.downcast_ref::<ListenerError>()) {
+        (Some(PastError::Io(_, cause)), _) | (_, Some(ListenerError::Address(_, cause))) => {
+            Some(cause)
+        }
+        _ => error.downcast_ref::<io::Error>(),
+    };
     of_log.is_some_and(statehouse_wal::Error::is_temporary)
-        || error.downcast_ref::<io::Error>().is_some_and(of_system)
+        || cause.is_some_and(of_system)
         || (error.downcast_ref::<LoadError>())
             .is_some_and(|it| !matches!(it, LoadError::Engine(_)) && may_be_temporary(it))
         || error.is::<NotNow>()
@@ -170,6 +183,7 @@ pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
     }
     log_open_files(config.bounds.broker.connections_max);
     check::warn_of_certificates(&config);
+    check::warn_of_low_fuel(&config);
     // Binds the listeners before recovery, so that a store that cannot listen touches no data.
     let mut transport = PreparedTransport::prepare(&config)
         .map_err(|error| Failure::transport(check::cannot_bind(&config, error)))?;
@@ -189,10 +203,7 @@ pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
     }
     let started = {
         let _within = runtime.enter();
-        start::start(&config, followed, &signals).map_err(Failure::usage)?
-    };
-    let Some(started) = started else {
-        return Ok(());
+        start::start(&config, followed).map_err(Failure::usage)?
     };
     // A standby may take over after months, so passwords and certificates are read again.
     if let TransportChoice::Foreign(foreign) = &mut config.transport
@@ -202,7 +213,7 @@ pub fn run(flags: Flags, warnings: &[String]) -> Result<(), Failure> {
         transport = PreparedTransport::prepare(&config).map_err(Failure::transport)?;
     }
     let served = runtime.block_on(serve::serve(transport, started, &signals));
-    // A policy may still be compiling; nothing waits for the result any more.
+    // A name may still be looked up; nothing waits for the result any more.
     runtime.shutdown_timeout(limits::SHUTDOWN_BLOCKING_GRACE);
     served
 }
@@ -356,6 +367,12 @@ mod tests {
         let lack = statehouse_core::policy::Failure::Machine("no memory".to_owned());
         errors.push(LoadError::Trial("its start", lack).into());
         errors.push(NotNow("start again".to_owned()).into());
+        let lack = || io::Error::from(Errno::MFILE);
+        let address = "127.0.0.1:1883".parse().unwrap();
+        errors.push(ListenerError::Address(address, lack()).into());
+        errors.push(PastError::Io("cluster.json".into(), lack()).into());
+        let mark = Box::new(PastError::Io("cluster.json".into(), lack()));
+        errors.push(StorageError::Mark("data".into(), mark).into());
         for error in errors {
             let failure = Failure::usage(error.context("the start failed"));
             assert!(matches!(failure, Failure::Temporary(_)), "{failure:?}");

@@ -60,9 +60,8 @@ impl Leadership for Operations {
     fn hand_over(&self, to: Option<String>) -> Operation<'_> {
         Box::pin(async move {
             let changes = to.as_ref() != Some(&self.host);
-            if changes {
-                self.check_log().await?;
-            }
+            // Also for a host that leads already: it may have been replaced without knowing it.
+            self.check_log().await?;
             match &to {
                 None => self.check_followers().await?,
                 Some(to) if changes => self.check(to).await?,
@@ -99,20 +98,37 @@ impl Operations {
         })
     }
 
-    /// Whether another host can lead next.
+    /// Whether another host can lead next. Waits for one: a new leader has no links yet, and the
+    /// records of members can be late.
     async fn check_followers(&self) -> Result<(), ClusterRefusal> {
-        let linked = async {
-            while self.shared.links.names().is_empty() {
+        let mut reasons = Vec::new();
+        let able = async {
+            loop {
+                let mut found = Vec::new();
+                for host in self.shared.links.names() {
+                    match self.check(&host).await {
+                        Err(ClusterRefusal::Refused(why)) => found.push(why),
+                        checked => return checked,
+                    }
+                }
+                reasons = found;
                 sleep(limits::CLUSTER_LINK_RETRY).await;
             }
         };
-        let linked = timeout(limits::CLUSTER_LINK_WAIT, linked).await;
-        linked.map_err(|_| {
-            ClusterRefusal::Refused(format!(
+        if let Ok(checked) = timeout(limits::CLUSTER_LINK_WAIT, able).await {
+            return checked;
+        }
+        if reasons.is_empty() && !self.shared.links.names().is_empty() {
+            let error = "the records of the other hosts could not be read in time, so this host still leads: try again when etcd answers";
+            return Err(ClusterRefusal::Failed(error.to_owned()));
+        }
+        Err(ClusterRefusal::Refused(match reasons.is_empty() {
+            true => format!(
                 "no other host has a link to {}, so none can lead next: look into the logs of the other hosts, or stop this one",
                 self.host
-            ))
-        })
+            ),
+            false => format!("no other host can lead next: {}", reasons.join("; ")),
+        }))
     }
 
     /// Whether a host can lead next.

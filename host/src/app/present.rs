@@ -161,7 +161,7 @@ impl Shared {
         let Some(present) = self.present.borrow().clone() else {
             return;
         };
-        self.role.send_replace(Role::Waiting);
+        lead_no_more(&self.role);
         drain(&present.server, &present.broker).await;
         present.broker.shutdown(limits::CLUSTER_LEAVING_GRACE).await;
         present.tasks.abort();
@@ -177,6 +177,18 @@ impl Shared {
     }
 }
 
+/// Lets new connections wait if this host leads. If another host has taken over since, their way
+/// to it stays: nothing would say again which host that is.
+fn lead_no_more(role: &watch::Sender<Role>) {
+    role.send_if_modified(|role| {
+        let leads = role.broker().is_some();
+        if leads {
+            *role = Role::Waiting;
+        }
+        leads
+    });
+}
+
 impl Tasks {
     fn abort(&self) {
         for task in &self.serving {
@@ -188,5 +200,27 @@ impl Tasks {
 impl Drop for Tasks {
     fn drop(&mut self) {
         self.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use statehouse_mqtt::{NoService, Options};
+
+    use super::*;
+
+    /// Regression: clients of a host that was replaced during its handover waited for ever.
+    #[test]
+    fn handover_after_a_takeover_keeps_the_way_to_the_leader() {
+        let broker = Broker::new(Options::default(), Arc::new(NoService));
+        let role = watch::Sender::new(Role::Leading(broker));
+        lead_no_more(&role);
+        assert!(matches!(*role.borrow(), Role::Waiting));
+        role.send_replace(Role::Following {
+            leader: "gw2".to_owned(),
+            address: "gw2:7000".to_owned(),
+        });
+        lead_no_more(&role);
+        assert!(matches!(*role.borrow(), Role::Following { .. }));
     }
 }

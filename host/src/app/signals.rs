@@ -91,10 +91,6 @@ impl Signals {
         self.is_awaited.store(true, SeqCst);
     }
 
-    pub(super) fn received_any(&self) -> bool {
-        self.received.borrow().is_some()
-    }
-
     /// Waits for a signal and returns its name.
     pub(super) async fn wait(&self) -> &'static str {
         let mut received = self.received.clone();

@@ -13,7 +13,6 @@ use super::check;
 use super::clients::Clients;
 use super::serve::print;
 use super::service_manager::{self, PINGS, Pings};
-use super::signals::Signals;
 use crate::STANDARD_POLICY;
 use crate::admin::DataDirectory;
 use crate::data_directory::{self, Disk, LogListener, Recovered};
@@ -59,24 +58,17 @@ pub(super) struct Started {
     pub(super) traces: Option<Arc<Traces>>,
 }
 
-/// Recovers the state and connects the parts. Must run within a runtime. Returns `None` if a
-/// standby is stopped before it takes over.
-pub(super) fn start(
-    config: &Config,
-    followed: Followed,
-    signals: &Signals,
-) -> anyhow::Result<Option<Started>> {
+/// Recovers the state and connects the parts. Must run within a runtime. A standby waits for the
+/// data directory first.
+pub(super) fn start(config: &Config, followed: Followed) -> anyhow::Result<Started> {
     let trust = Trust::new(&config.trusted_keys, config.allow_unsigned)?;
     let audit = Arc::new(Audit::default());
     let access = Arc::new(AccessControl::open(&config.access, audit.clone())?);
-    let Some(prepared) = Prepared::of(config, &access, signals)? else {
-        return Ok(None);
-    };
     let Prepared {
         administration,
         recovered,
         pings,
-    } = prepared;
+    } = Prepared::of(config, &access)?;
     let Data {
         engine,
         modules,
@@ -130,7 +122,7 @@ pub(super) fn start(
             apply(&bounds.current(), &server, broker.as_ref());
         });
     }
-    Ok(Some(Started {
+    Ok(Started {
         server,
         clients,
         gate,
@@ -144,7 +136,7 @@ pub(super) fn start(
         disk,
         pings,
         traces,
-    }))
+    })
 }
 
 /// What a start has before it loads policies.
@@ -156,22 +148,14 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Locks the data directory, binds the addresses for operators, and recovers the state. Returns
-    /// `None` if a standby is stopped before it takes over.
-    fn of(
-        config: &Config,
-        access: &Arc<AccessControl>,
-        signals: &Signals,
-    ) -> anyhow::Result<Option<Self>> {
+    /// Locks the data directory, binds the addresses for operators, and recovers the state.
+    fn of(config: &Config, access: &Arc<AccessControl>) -> anyhow::Result<Self> {
         let mut pings = None;
         let locked = match (&config.transport, config.storage.durability) {
             (_, Durability::Memory) => None,
             (TransportChoice::Foreign(foreign), _) if foreign.standby => {
-                signals.take_over();
                 pings = Pings::start().context(PINGS)?;
-                let Some(locked) = stand_by(&config.storage, signals)? else {
-                    return Ok(None);
-                };
+                let locked = stand_by(&config.storage)?;
                 // A standby may wait for months, and old rules must decide no request.
                 let mut files = Reloads::default();
                 access.watch(&mut files, || {});
@@ -185,11 +169,11 @@ impl Prepared {
         // and each one would write a segment.
         let administration = Administration::open(config, access)?;
         let recovered = locked.map(|locked| data_directory::recover(&config.storage, locked));
-        Ok(Some(Self {
+        Ok(Self {
             administration,
             recovered: recovered.transpose()?,
             pings,
-        }))
+        })
     }
 }
 
@@ -383,20 +367,15 @@ impl Serving {
     }
 }
 
-/// Waits for the data directory. Returns `None` if a signal stops the process before.
-fn stand_by(
-    storage: &Storage,
-    signals: &Signals,
-) -> anyhow::Result<Option<statehouse_wal::Directory>> {
+/// Waits for the data directory.
+fn stand_by(storage: &Storage) -> anyhow::Result<statehouse_wal::Directory> {
     let directory = storage.directory.display();
     let waits = || {
         let line = format!("standby: {directory} is in use by another process; waiting");
         service_manager::ready(&line);
         print(&[line]);
     };
-    Ok(data_directory::stand_by(storage, waits, || {
-        signals.received_any()
-    })?)
+    Ok(data_directory::stand_by(storage, waits)?)
 }
 
 /// An engine that caches machine code below a data directory, if there is one, and the built-in

@@ -186,6 +186,9 @@ pub const ADMIN_CHANGES_INTERVAL: Duration = Duration::from_millis(200);
 /// Changes that a stream sends at each look. Of more, a person could read none.
 pub const ADMIN_CHANGES_SENT_MAX: usize = 100;
 
+/// Their bytes. Keys and client ids may be long, and JSON writes some bytes as six.
+pub const ADMIN_CHANGES_BYTES_MAX: usize = 1 << 20;
+
 /// Changes, of any keys, that a stream examines while the store's lock is held. Each costs a
 /// comparison, and a lookup if it is below the prefix.
 pub const CHANGES_PER_TURN: usize = 256;

@@ -13,8 +13,8 @@ pub const SHUTDOWN_DRAIN: Duration = Duration::from_millis(500);
 /// How often it looks.
 pub const DRAIN_POLL: Duration = Duration::from_millis(2);
 
-/// How long a stopping host then waits for calls of the admin API: long enough for one that is
-/// about to respond. A compiler would run on for seconds.
+/// How long a stopping host then waits for threads of its runtime that block, in the lookup of a
+/// name or a write to the history. A name server that does not answer would take seconds.
 pub const SHUTDOWN_BLOCKING_GRACE: Duration = Duration::from_millis(200);
 
 /// How long a stopping process waits until the service manager has read that it stops. A manager

@@ -66,7 +66,14 @@ impl Batch<'_> {
     /// acknowledgements: these must not delay it (section 3.3.4). Acknowledgements leave in the
     /// order of the requests. A used token has no effect.
     pub fn acknowledge(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
-        self.core.acknowledge(token, reason, text);
+        self.core.acknowledge(token, reason, text, false);
+        self.core.checkpoint();
+    }
+
+    /// Like [`acknowledge`](Self::acknowledge), for a request whose refusal the service has
+    /// reported itself: the broker counts it, but does not report it to the access control.
+    pub fn acknowledge_reported(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
+        self.core.acknowledge(token, reason, text, true);
         self.core.checkpoint();
     }
 

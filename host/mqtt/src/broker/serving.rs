@@ -100,7 +100,10 @@ impl Broker {
         let has_room =
             || taken <= self.limits().connections_max || self.0.arriving.evict_for(address);
         let Some(_permit) = permit.ok().filter(|_| has_room()) else {
-            self.turn_away(door.peer);
+            // A shutdown takes all permits.
+            if !self.is_stopping() {
+                self.turn_away(door.peer);
+            }
             return connection::close_at_once(&mut writer).await;
         };
         let place = self.0.arriving.begin(address);

@@ -118,13 +118,19 @@ impl Core {
         sessions
     }
 
-    /// Acknowledges a request.
-    pub(crate) fn acknowledge(&mut self, token: Token, reason: ReasonCode, text: Option<&str>) {
+    /// Acknowledges a request. `is_reported`: the embedder has reported its refusal.
+    pub(crate) fn acknowledge(
+        &mut self,
+        token: Token,
+        reason: ReasonCode,
+        text: Option<&str>,
+        is_reported: bool,
+    ) {
         if reason.is_error() && self.is_open(token.session, token.connection) {
-            match reason {
-                // The access control reports its own refusals, with more detail.
-                ReasonCode::NOT_AUTHORIZED => self.count_refused(Refused::Publish, reason),
-                _ => self.report_refusal(token.session, Refused::Publish, reason, text),
+            // The access control reports its own refusals, with more detail.
+            match is_reported || reason == ReasonCode::NOT_AUTHORIZED {
+                true => self.count_refused(Refused::Publish, reason),
+                false => self.report_refusal(token.session, Refused::Publish, reason, text),
             }
         }
         self.acknowledge_after(token, reason, text, Barrier::NONE);

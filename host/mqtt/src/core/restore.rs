@@ -146,11 +146,14 @@ impl Core {
             self.record(number, Part::NoWill);
         }
         let now = self.change_log.clock().taken();
-        // A wall clock that was set back must not extend the session.
+        // A wall clock that was set back must not extend the session. A copy keeps the time: the
+        // clock may be right where the copy is restored.
+        let is_copy = !self.change_log.is_on();
         let detached = saved
             .detached_ms
             .and_then(|at_ms| self.change_log.clock().instant(at_ms))
-            .map_or(now, |at| at.min(now));
+            .filter(|at| is_copy || *at <= now)
+            .unwrap_or(now);
         if saved.detached_ms.is_none() {
             self.change_log.session_log(number, true).detached(now);
         }

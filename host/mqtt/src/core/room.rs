@@ -17,7 +17,15 @@ impl Core {
     /// Whether there is room for one more session, if necessary after evicting an empty one. Evicts
     /// none if that gives no room: an owner beyond its quota must not end sessions of others.
     pub(super) fn has_room_for_session(&mut self, account: &Arc<Account>, now: Instant) -> bool {
-        self.fits_session(account) || self.fits_after_eviction(account) && self.evict(account, now)
+        if self.fits_session(account) {
+            return true;
+        }
+        let Some(key) = self.evicted_for(account) else {
+            return false;
+        };
+        self.counts.evicted += 1;
+        self.end_session(key, now);
+        true
     }
 
     /// See [`Broker::session_limit`](crate::Broker::session_limit). Evicts nothing.
@@ -34,7 +42,7 @@ impl Core {
             // No client connects from this address.
             None => Owner::Address(Ipv4Addr::UNSPECIFIED.into()),
         });
-        let has_room = self.fits_session(&account) || self.fits_after_eviction(&account);
+        let has_room = self.fits_session(&account) || self.evicted_for(&account).is_some();
         (!has_room).then_some(NO_ROOM_FOR_SESSION)
     }
 
@@ -42,15 +50,15 @@ impl Core {
         account.fits(Kind::Sessions, 1, self.limits.sessions_max, SESSIONS_FLOOR)
     }
 
-    /// Whether one more session would fit after [`Self::evict`]. Not while more sessions exist than
-    /// a lowered limit allows.
-    fn fits_after_eviction(&self, account: &Arc<Account>) -> bool {
-        let fits_instead_of = |key| {
-            let is_own = self.is_owned_by(key, account);
+    /// The session to evict for one more of this owner, if that one fits then. None while more
+    /// sessions exist than a lowered limit allows.
+    fn evicted_for(&self, account: &Arc<Account>) -> Option<SessionKey> {
+        let fits_instead_of = |key: &SessionKey| {
+            let is_own = self.is_owned_by(*key, account);
             let max = self.limits.sessions_max;
             account.fits_one_instead(Kind::Sessions, is_own, max, SESSIONS_FLOOR)
         };
-        self.next_evicted(account).is_some_and(fits_instead_of)
+        self.next_evicted(account).filter(fits_instead_of)
     }
 
     fn is_owned_by(&self, key: SessionKey, account: &Arc<Account>) -> bool {
@@ -63,15 +71,5 @@ impl Core {
         let mut oldest = self.evictable.iter().take(EVICTION_CANDIDATES_MAX);
         let own = oldest.find(|(_, key)| self.is_owned_by(*key, account));
         own.or(self.evictable.first()).map(|(_, key)| *key)
-    }
-
-    /// Evicts [`Self::next_evicted`]. Returns false if there is none.
-    fn evict(&mut self, account: &Arc<Account>, now: Instant) -> bool {
-        let Some(key) = self.next_evicted(account) else {
-            return false;
-        };
-        self.counts.evicted += 1;
-        self.end_session(key, now);
-        true
     }
 }

@@ -1,11 +1,20 @@
 //! PUBLISHes for the service: tokens, the order of acknowledgements, QoS 2 from the client, direct
 //! delivery.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
 
 use wire::{DisconnectReasonCode, Filter, Packet, PubAckReason, PubCompReason, PubRecReason};
 
-use crate::{Broker, Limits, Message, Options, Origin, QoS, ReasonCode, Request, testing::*};
+use crate::{
+    Access, Anyone, Attempt, Broker, Deciding, Limits, Message, Options, Origin, QoS, ReasonCode,
+    Refusal, Request, testing::*,
+};
 
 fn start(limits: Limits) -> (Broker, Arc<RecordingService>, Instant) {
     let service = Arc::new(RecordingService::default());
@@ -89,6 +98,51 @@ fn acknowledgements_leave_in_the_order_of_the_messages() {
     );
     let properties = refused.properties.as_ref().unwrap();
     assert_eq!(properties.reason_string.as_deref(), Some("not there"));
+}
+
+/// Counts the refusals that the broker reports.
+#[derive(Default)]
+struct Reports(AtomicUsize);
+
+impl Access for Reports {
+    fn admit(&self, attempt: Attempt) -> Deciding {
+        Anyone.admit(attempt)
+    }
+    fn may_publish(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+    fn may_subscribe(&self, _: &Origin, _: &[u8]) -> bool {
+        true
+    }
+    fn refused(&self, _: &Refusal<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Regression: only the reason `not authorized` was not reported a second time.
+#[test]
+fn refusal_that_the_service_reported_is_only_counted() {
+    let service = Arc::new(RecordingService::default());
+    let reports = Arc::new(Reports::default());
+    let options = Options {
+        access: reports.clone(),
+        ..Options::default()
+    };
+    let (broker, now) = (Broker::new(options, service.clone()), Instant::now());
+    let mut a = Peer::new(&broker, &Hello::new("a"), now);
+    let reason = ReasonCode::QUOTA_EXCEEDED;
+    for (id, reported, seen) in [(1, true, 0), (2, false, 1)] {
+        a.publish("req/x", Q::AtLeastOnce, id, "", now);
+        let token = taken(&service)[0].1.token.unwrap();
+        broker.batch(|batch| match reported {
+            true => batch.acknowledge_reported(token, reason, None),
+            false => batch.acknowledge(token, reason, None),
+        });
+        assert_eq!(a.last_puback().reason, PubAckReason::QuotaExceeded);
+        assert_eq!(reports.0.load(Ordering::Relaxed), seen);
+        let counts = broker.refusals().into_iter();
+        assert_eq!(counts.map(|it| it.count).sum::<u64>(), u64::from(id));
+    }
 }
 
 #[test]

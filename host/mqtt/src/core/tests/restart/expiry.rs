@@ -1,7 +1,9 @@
 //! Deadlines of messages and sessions after a restart, by the wall clock.
 
+use std::sync::Arc;
+
 use super::{Life, SECOND, message};
-use crate::{QoS, clock::Clock, testing::*};
+use crate::{Broker, NoService, Options, QoS, clock::Clock, testing::*};
 
 #[test]
 fn messages_expire_while_the_broker_is_down() {
@@ -72,6 +74,25 @@ fn wall_clock_set_back_does_not_extend_sessions() {
     assert_eq!(life.broker.sessions().len(), 1);
     life.broker.lock().run_deadlines(now + 5 * SECOND);
     assert_eq!(life.broker.sessions().len(), 0);
+}
+
+/// Regression: in a backup by a machine whose clock was behind, all connections had ended at the
+/// time of that clock, so a restore ended the sessions.
+#[test]
+fn copy_by_a_late_clock_keeps_the_ends_of_connections() {
+    // In the year 2100, later than the clock of the machine that makes the copy.
+    let ahead_ms = 4_102_444_800_000;
+    let (life, now) = Life::new();
+    life.broker.lock().set_clock(Clock::at(now, ahead_ms));
+    Peer::new(&life.broker, &Hello::new("away").expiry(20), now).lose(now);
+    let connected = Peer::new(&life.broker, &Hello::new("connected").expiry(20), now);
+    let mut recovery = life.log.recovery();
+    recovery.end_connections(ahead_ms + 5);
+    let copy = Broker::restore(Options::default(), Arc::new(NoService), recovery);
+    let saved = recovered(&image(&copy, 1 << 20));
+    let ends: Vec<_> = saved.sessions.values().map(|it| it.detached_ms).collect();
+    assert_eq!(ends, [Some(ahead_ms), Some(ahead_ms + 5)]);
+    drop(connected);
 }
 
 #[test]
