@@ -776,7 +776,7 @@ export async function connect(url, { username, password, ca, clientId, timeoutMs
   });
   const store = new Store(client, clientId, timeoutMs);
   // Errors show no user and no password.
-  const place = url.replace(/:\/\/.*@/, "://***@");
+  const place = url.replace(/^(\w+:\/\/)?.*@/, "$1***@");
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
   try {

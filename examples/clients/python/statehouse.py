@@ -922,11 +922,16 @@ def connect(
     """Connects to `mqtt://HOST:PORT`, `mqtts://…`, `ws://HOST:PORT/PATH` or `wss://…`. `ca`,
     `certificate` and `key` are PEM files; without `ca` those of the system count. Two running
     clients must not share a client id. The timeout in seconds is that of each request."""
-    parts = urlsplit(url)
     ports = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+    # The URL may contain a password, and the errors of urllib repeat parts of it.
+    wrong = ValueError("the URL has not the form mqtt://HOST:PORT, mqtts, ws or wss")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise wrong from None
     if parts.scheme not in ports or not parts.hostname:
-        # The URL may contain a password.
-        raise ValueError("the URL has not the form mqtt://HOST:PORT, mqtts, ws or wss")
+        raise wrong
     # A session of an earlier process would bring its notifications.
     clean_start = client_id is not None
     if client_id is None:
@@ -950,7 +955,7 @@ def connect(
     if name is not None:
         secret = password if password is not None else unquote(parts.password or "")
         store._mqtt.username_pw_set(name, secret)
-    store._connect(parts.hostname, parts.port or ports[parts.scheme], clean_start)
+    store._connect(parts.hostname, port or ports[parts.scheme], clean_start)
     return store
 
 

@@ -145,6 +145,15 @@ fn page_changes_policies_and_fits_a_phone() {
 
     screen.act("Promote", "Promote it", "answers now.");
     screen.wait("document.querySelector('.role.active').textContent.includes('marked-page')");
+    // Then no previous policy is left, and a rollback returns to the built-in one.
+    let active = "document.querySelector('.role.active b').textContent";
+    for (act, name) in [
+        (["policy", "promote", "builtin"].as_slice(), "standard"),
+        (["policy", "rollback"].as_slice(), "marked-page"),
+    ] {
+        screen.server.run(act).code(0);
+        screen.wait(&format!("{active}.includes('{name}')"));
+    }
     let back =
         "[...document.querySelectorAll('.role.active button')].map((it) => it.textContent)[0]";
     let back = screen.evaluate(back);

@@ -12,7 +12,7 @@ use statehouse_tests::{
 /// Arguments, the exit code, and what the message says.
 type Row = (&'static [&'static str], i32, &'static str);
 
-const BAD: [Row; 95] = [
+const BAD: [Row; 96] = [
     (&["authz", "check", "none"], 2, "none"),
     (&["authz", "check", "no.wasm"], 2, "line 1"),
     (&["authz", "explain", "a", "FLY", "k"], 2, "FLY"),
@@ -84,6 +84,11 @@ const BAD: [Row; 95] = [
     (&["get", "a", "b"], 2, "'b'"),
     (&["get", "none"], 1, "none does not exist"),
     (&["get", "k", "--as-of", "soon"], 2, "2026-11-21T03:00:00Z"),
+    (
+        &["get", "k", "--meta", "--context", "c", "--data", "d"],
+        2,
+        "either by a context",
+    ),
     (&["get", "k", "--port", "0"], 2, "--port"),
     (&["get", "k", "--port", "x"], 2, "--port"),
     (&["get", "k", "--timeout", "soon"], 2, "500ms"),

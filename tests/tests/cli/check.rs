@@ -54,6 +54,18 @@ fn misspelt_variables_are_named() {
     server.wait_for_log("did you mean STATEHOUSE_RULES?");
 }
 
+#[test]
+fn fuel_limit_too_low_for_scan_is_warned_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let warning = "below 3000000 a SCAN of many keys may fail";
+    check(directory.path(), "max_fuel = 2999999\n")
+        .code(0)
+        .says(warning);
+    let enough = check(directory.path(), "max_fuel = 3000000\n").code(0);
+    assert!(!enough.stderr.contains(warning), "{}", enough.stderr);
+    Server::with_config("max_fuel = 50000\n").wait_for_log(warning);
+}
+
 /// Regression: an empty variable, as Compose makes of an unset one, was a password without a user.
 #[test]
 fn empty_password_of_the_cluster_counts_as_unset() {

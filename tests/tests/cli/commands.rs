@@ -9,6 +9,7 @@ use std::{
     os::unix::ffi::OsStrExt,
     process::Stdio,
     thread,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -419,6 +420,27 @@ fn server_that_answers_wrongly_is_named_as_the_cause() {
         assert!(!ran.stderr.contains("Start one"), "{ran:?}");
     }
     answering.join().unwrap();
+}
+
+/// Regression: the command failed at once, and advised to start a store.
+#[test]
+fn store_without_a_leader_is_asked_until_the_timeout() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    thread::spawn(move || {
+        for socket in listener.incoming() {
+            let mut socket = socket.unwrap();
+            _ = socket.read(&mut [0; 1024]);
+            // CONNACK: server unavailable.
+            _ = socket.write_all(&[0x20, 3, 0, 0x88, 0]);
+        }
+    });
+    let begin = Instant::now();
+    let get = ["get", "key", "--port", &port, "--timeout", "2s"];
+    let says = "(server unavailable). The store stops or has no leader at present";
+    let ran = run(&get, b"").fails(3, says);
+    assert!(begin.elapsed() >= Duration::from_secs(2), "{ran:?}");
+    assert!(!ran.stderr.contains("Start one"), "{ran:?}");
 }
 
 #[test]

@@ -89,6 +89,9 @@ fn flags_take_precedence_over_variables_of_another_store() {
     let bench = [&bench[..], &["300ms", "--warm-up", "0s"]].concat();
     with(&bench, &[("STATEHOUSE_CONTEXT", "plant7")]).code(0);
     with(&bench, &context).code(2);
+    // The prefix is no flag. Regression: keys were deleted in the store at the default port.
+    let (url, alone) = ([("STATEHOUSE_URL", &*url)], tempfile::tempdir().unwrap());
+    run_with(alone.path(), &["del", "--prefix", "--host"], &url).code(1);
 }
 
 #[test]

@@ -305,9 +305,17 @@ fn damaged_or_missing_policy_module_is_reported() {
     let found = doctor(&server, 1);
     let problem = found["problems"][0].as_str().unwrap();
     assert_contains!(problem, "faulty", "damaged");
+    // Regression: nothing was missing in the backup.
+    let ran = server.run(&["doctor", "--salvage", "salvaged"]).code(1);
+    let absent = ["faulty", "is not in it, since its module cannot be used"];
+    ran.prints(&[&absent[..], &["--policy FILE", "Nothing else is missing"]].concat());
+    let ran = server.run(&["restore", "salvaged", "--check"]).code(0);
+    ran.says("is not in it: start the restored store with --policy FILE");
     fs::remove_file(module).unwrap();
     let problems = doctor(&server, 1)["problems"].to_string();
     assert_contains!(problems, "no module any more", "--policy");
+    let ran = server.run(&["doctor"]).code(1);
+    ran.prints(&["the newest state can be read. Correct each problem that prevents a start"]);
     // The module is not needed when another policy is active and no redelivered request can need
     // the old one.
     server.restart_with(&[("policy", "builtin")]);
@@ -386,6 +394,10 @@ fn lock_and_policies_that_a_start_refuses_are_reported() {
     fs::write(&policies, "a file").unwrap();
     refused("File exists");
     fs::remove_file(&policies).unwrap();
+    let spare = server.data_directory().join("000000009999.spare");
+    fs::create_dir(&spare).unwrap();
+    refused("cannot remove 000000009999.spare: Is a directory");
+    fs::remove_dir(&spare).unwrap();
     server.run(&["doctor"]).code(0);
 }
 

@@ -197,6 +197,10 @@ fn import_restores_what_export_wrote() {
         4,
         "Continue with --skip 0, or behind this line with --skip 1",
     );
+    // Regression: it named a flag that `import` does not have.
+    ask_with(&target, &["import"], line)
+        .fails(4, "fenced: the store refused: a fencing token is required")
+        .says("Add \"fence\" to the line");
 
     let keys = ask(&source, &["export", "n*", "--after", "n197"]).code(0);
     let keys = keys.objects();

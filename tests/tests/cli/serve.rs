@@ -309,6 +309,28 @@ fn sigterm_and_sigint_end_a_start_at_once() {
     }
 }
 
+/// Regression: the signal had no effect until the log was recovered and all policies were ready.
+#[test]
+fn sigterm_ends_a_standby_that_takes_over_at_once() {
+    let mut active = Server::start();
+    let password = active.directory().join("password");
+    fs::write(&password, "secret").unwrap();
+    let mut serve = command(&["serve", "--broker", "mqtt://store@127.0.0.1:1", "--standby"]);
+    serve.arg("--data").arg(active.data());
+    serve.arg("--broker-password-file").arg(&password);
+    let mut standby = Server::run_unready(serve);
+    standby.wait_for_line("standby: ");
+    // The takeover reads this file again, and takes as long as the pipe is empty.
+    fs::remove_file(&password).unwrap();
+    let made = Command::new("mkfifo").arg(&password).status();
+    assert!(made.unwrap().success());
+    active.stop();
+    // Returns when the standby reads the file.
+    let _pipe = OpenOptions::new().write(true).open(&password).unwrap();
+    standby.signal("TERM");
+    assert_eq!(standby.wait(PATIENCE).code(), Some(0));
+}
+
 /// Regression: it ended the process, without a line, when it came during a long start.
 #[test]
 fn sighup_during_the_start_is_ignored() {

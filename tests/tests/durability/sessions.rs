@@ -315,14 +315,17 @@ fn sessions_expire_while_the_server_is_down() {
     );
 }
 
-/// Watches belong to connections, and the kill ends all connections.
+/// Watches belong to connections, and the kill ends all connections. It loses a notification that
+/// was sent and not acknowledged; FROM finds the change.
 #[test]
 fn watches_end_with_a_kill() {
     let mut server = Server::restartable(&[]);
     let mut watcher = begin(&server, "watcher");
+    let before = server.store("first writer").set("key", "before");
     watcher.watch("key");
     watcher.watch("again");
-    server.store("writer").set("key", "notified");
+    watcher.client.acknowledges = false;
+    server.store("writer").set("key", "lost");
     watcher.notification();
     server.kill_and_restart();
     let mut watcher = resume(&server, "watcher");
@@ -332,6 +335,12 @@ fn watches_end_with_a_kill() {
     writer.set("again", "notified");
     assert!(watcher.notification().payload.ends_with(b"notified\r\n"));
     watcher.expect_nothing();
+    let answer = watcher.ask(&["KEYNOTIFY", "key", "FROM", &before.to_string()]);
+    assert_eq!(answer.text(), "+OK\\r\\n");
+    for missed in ["lost\r\n", "not watched\r\n"] {
+        let notification = watcher.notification();
+        assert!(notification.payload.ends_with(missed.as_bytes()));
+    }
 }
 
 /// The connection ends before the kill. A notification that was sent but not acknowledged is

@@ -181,6 +181,8 @@ fn watch_on_a_key_too_long_for_a_topic_is_refused() {
     let beyond = vec![b'k'; longest.len() + 1];
     let answer = client.ask(&[b"KEYNOTIFY", &beyond[..]]);
     assert_eq!(answer.payload(), b"-ERR syntax error\r\n");
+    let answer = client.ask(&[b"KEYNOTIFY", &beyond[..], b"STOP"]);
+    assert_eq!(answer.payload(), b":0\r\n");
 }
 
 /// A prefix also covers keys that are too long for a topic. A SET of one must succeed, and the

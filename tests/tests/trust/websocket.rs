@@ -50,6 +50,10 @@ fn own_client_connects_over_websocket_with_and_without_tls() {
     run(&["set", "key", "value", "--url", &url, "--ca", &ca], b"").code(0);
     let got = run(&["get", "key", "--url", &url, "--ca", &ca], b"").code(0);
     assert_eq!(got.stdout, b"value");
+    // Regression: it advised to start a store, although a server answers.
+    let url = format!("ws://{}/", store.address);
+    let failed = run(&["get", "key", "--url", &url], b"").fails(3, "does not speak WebSocket");
+    assert!(!failed.stderr.contains("statehouse serve"), "{failed:?}");
 }
 
 #[test]

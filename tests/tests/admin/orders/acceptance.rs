@@ -1,7 +1,7 @@
 //! Tests which orders a store carries out.
 
 use serde_json::{Value as Json, json};
-use statehouse_tests::{Client, Publish, Server, assert_contains};
+use statehouse_tests::{Client, Connect, Publish, Server, assert_contains};
 
 use super::{
     TOPIC, chunks, ended, fleet, name, order, publish, secret, ship, ship_file, signed, trusting,
@@ -115,6 +115,13 @@ fn invalid_or_untrusted_order_is_refused() {
     // No order announced these chunks.
     assert_eq!(publish(&mut client, &chunks(&fleet.file)[0]).0, 0x83);
     assert_eq!(roles(server, OURS), None);
+    // Regression: the broker logged each refusal again.
+    server.wait_for_log("an order has at most");
+    let lines = server.stderr().into_iter();
+    let again: Vec<_> = lines
+        .filter(|line| line.contains("what=\"publish\""))
+        .collect();
+    assert!(again.is_empty(), "{again:?}");
 }
 
 /// The store could not acknowledge the order, so it must not carry it out.
@@ -134,6 +141,15 @@ fn order_at_qos_0_is_dropped_and_audited() {
     // The dropped order has not used up its serial.
     assert_eq!(publish(&mut client, &order), (0, String::new()));
     assert_eq!(ended(server, 7)["state"], "done");
+}
+
+#[test]
+fn order_as_a_will_is_refused() {
+    let fleet = fleet();
+    let connect = Connect::new("client").will(fleet.order(7, "promote"), 0);
+    let (_, connack) = Client::try_connect(fleet.server.address(), &connect);
+    assert_eq!(connack.reason, 0x90, "{connack:?}");
+    assert_eq!(connack.text(), "a will may not be a request or an order");
 }
 
 /// Both stores trust the key, so the signature alone does not say which one the order is for.

@@ -211,6 +211,30 @@ async fn push_without_a_result_says_why_its_connection_was_lost() {
         .says("a connection was lost before: ");
 }
 
+/// The order was not sent, so no missing result may be reported.
+#[tokio::test(flavor = "multi_thread")]
+async fn push_without_a_leader_says_that_it_reached_no_store() {
+    let broker = Broker::start().await;
+    let url = format!("mqtt://{}", broker.address());
+    let refusing = tokio::spawn(async move {
+        loop {
+            // CONNACK: server unavailable.
+            broker.accept().await.send(&[0x20, 3, 0, 0x88, 0]).await;
+        }
+    });
+    let pushing = spawn_blocking(move || {
+        let directory = tempfile::tempdir().unwrap();
+        keygen(directory.path(), "trusted");
+        let arguments = ["--store", "any", "--rollback", "--timeout", "2s"];
+        push(directory.path(), &url, "trusted.key", &arguments)
+    });
+    let pushed = pushing.await.unwrap();
+    refusing.abort();
+    pushed
+        .fails(3, "cannot reach the broker")
+        .says("server unavailable");
+}
+
 /// Regression: the exit code was that of a refusal by a store.
 #[test]
 fn push_to_a_broker_without_a_store_exits_with_3() {

@@ -75,6 +75,42 @@ const LOGGING_IN: [&[&str]; 13] = [
     &["lock", "k", "--holder", "h", "--", "true"],
 ];
 
+/// Regression: with the rule of the documents, no command could connect.
+#[test]
+fn client_id_of_commands_begins_with_the_login() {
+    let file = UsersFile::new(&[("anna", "secret")]);
+    let rules = file.directory.path().join("rules.toml");
+    let text = r#"
+        [[rules]]
+        principals = { usernames = ["anna"] }
+        brokerResources = [
+          { method = "Connect", clientIds = ["{principal.username}", "{principal.username}:*"] },
+        ]
+        stateStoreResources = [{ method = "ReadWrite", keyType = "Pattern", keys = ["*"] }]
+    "#;
+    std::fs::write(&rules, text).unwrap();
+    let server = file.server(&["--rules", rules.to_str().unwrap()]);
+    let port = server.port().to_string();
+    let run = |arguments: &[&str]| {
+        let mut command = command(arguments);
+        command.args(["--port", &port, "--user", "anna"]);
+        command.env("STATEHOUSE_PASSWORD", "secret");
+        finish(command, b"")
+    };
+    run(&["get", "k"]).fails(1, "k does not exist");
+    let bench = [
+        "bench",
+        "--keys",
+        "5",
+        "--duration",
+        "300ms",
+        "--warm-up",
+        "0s",
+    ];
+    run(&bench).code(0);
+    run(&["get", "k", "--client-id", "other"]).fails(4, "no rule lets the client id other connect");
+}
+
 #[test]
 fn every_command_refuses_a_wrong_password_in_words() {
     let logs_in = |flags: &str| {
