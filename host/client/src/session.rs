@@ -425,8 +425,7 @@ impl Owner for Session {
     }
 
     fn lost(&self, why: &str) -> bool {
-        let first = format!("cannot reach a state store at {}: {why}", self.address);
-        self.down(Error::Transport(first), Error::Transport, why)
+        self.down(unreached(&self.address, why), Error::Transport, why)
     }
 
     /// Also the first attempt is followed by others, until `connect` stops waiting: a cluster that
@@ -437,8 +436,7 @@ impl Owner for Session {
             drop(state);
             return self.lost(why);
         }
-        let why = format!("cannot reach a state store at {}: {why}", self.address);
-        state.connection = Connection::Down(Error::Transport(why));
+        state.connection = Connection::Down(unreached(&self.address, why));
         true
     }
 
@@ -470,11 +468,15 @@ impl Owner for Session {
     }
 }
 
+fn unreached(address: &str, why: &str) -> Error {
+    Error::Transport(format!("cannot reach a state store at {address}: {why}"))
+}
+
 fn unanswered(address: &str, timeout: Duration) -> Error {
-    Error::Transport(format!(
-        "cannot reach a state store at {address}: no answer within {} ms",
-        timeout.as_millis()
-    ))
+    unreached(
+        address,
+        &format!("no answer within {} ms", timeout.as_millis()),
+    )
 }
 
 fn publish(payload: Bytes, properties: PublishProperties) -> Publish {

@@ -70,7 +70,8 @@ pub(crate) struct SavedSession {
     pub(crate) messages: BTreeMap<u64, SavedMessage>,
     /// The messages that were dropped because of the limit, and that the log has not removed later.
     /// The broker must record what became of them. Those that were sent at QoS 2 are also in
-    /// `messages`, as after a PUBREC: the client may remember the packet id.
+    /// `messages`, as after a PUBREC: the client may remember the packet id. Bounded by the log and
+    /// its snapshot, which hold each of these messages.
     pub(crate) lost: BTreeMap<u64, QoS>,
     pub(crate) received: BTreeMap<u16, ReasonCode>,
 }

@@ -26,9 +26,7 @@ impl Server {
     /// Whether a SET of this key by this client is within the limits at present, if the value is
     /// not too long. Fails with the limit that refuses it.
     pub fn check_write(&self, client: &str, key: &[u8]) -> Result<(), Exceeded> {
-        let mut locked = self.lock();
-        // Requests note the room of the log, and the last one may be long ago.
-        locked.check_disk_space(&*self.journal);
+        let mut locked = self.lock_with_room();
         let quota = *locked.core.store_mut().quota();
         let state = locked.core.store().state();
         state.check_write(client, key, &quota)
@@ -37,9 +35,7 @@ impl Server {
     /// Whether this connection could also watch this key at present. Fails with the limit that
     /// refuses it.
     pub fn check_watch(&self, peer: &Peer, key: &[u8]) -> Result<(), Exceeded> {
-        let mut locked = self.lock();
-        // As in `check_write`.
-        locked.check_disk_space(&*self.journal);
+        let mut locked = self.lock_with_room();
         let quota = *locked.core.store_mut().quota();
         quota.check_key(key)?;
         let watches = &locked.core.store().state().watches;

@@ -54,12 +54,11 @@ impl Server {
     ) -> bool {
         let mut more = true;
         {
-            let mut locked = self.lock();
+            let mut locked = self.lock_with_room();
             let now = Now {
                 ms: locked.now_ms(),
                 instant: begun,
             };
-            locked.check_disk_space(&*self.journal);
             let next_expiry_ms = locked.core.store().next_expiry_ms();
             let mut reply_bytes = 0;
             let unreleased_max = locked.core.store_mut().quota().unreleased_bytes_max;

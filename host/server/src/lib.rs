@@ -178,13 +178,11 @@ impl Server {
     pub fn sweep_once(&self) -> (Option<u64>, u64) {
         let next_ms = |locked: &Locked| locked.core.store().next_expiry_ms();
         let (next, now) = {
-            let mut locked = self.lock();
+            let mut locked = self.lock_with_room();
             let now = locked.now();
             if next_ms(&locked).is_none_or(|next_ms| next_ms > now.ms) {
                 return (next_ms(&locked), now.ms);
             }
-            // Requests note the room of the log, and the last one may be long ago.
-            locked.check_disk_space(&*self.journal);
             if locked.journal == JournalRoom::Nothing {
                 // The records would wait for the disk, and responses after them would wait too.
                 let later_ms = now.ms + limits::SWEEP_SLEEP_MAX.as_millis() as u64;
@@ -308,10 +306,9 @@ impl Server {
         for peer in self.watching() {
             _ = grants(&peer);
             {
-                let mut locked = self.lock();
+                // This step removes expired keys too.
+                let mut locked = self.lock_with_room();
                 let now = locked.now();
-                // This step removes expired keys too: see `sweep_once`.
-                locked.check_disk_space(&*self.journal);
                 // The rules may have changed again, and the client may have begun watches by the
                 // newer ones. So the first result must not be used here.
                 let rights: Arc<dyn ClientRights> = grants(&peer);
@@ -329,9 +326,8 @@ impl Server {
         while !rest.is_empty() {
             let (some, after) = rest.split_at(at_once.min(rest.len()));
             {
-                let mut locked = self.lock();
+                let mut locked = self.lock_with_room();
                 let now = locked.now();
-                locked.check_disk_space(&*self.journal);
                 let failures = locked.stats.policy_failures;
                 self.handle(&mut locked, Input::Expired(some), None, now);
                 if locked.stats.policy_failures > failures {
@@ -531,6 +527,14 @@ impl Server {
             };
             self.gate.release(self.journal.released(), &transport);
         }
+    }
+
+    /// The state with the present room of the log. A step decides by the room that was noted last,
+    /// and without requests that may be long ago.
+    fn lock_with_room(&self) -> MutexGuard<'_, Locked> {
+        let mut locked = self.lock();
+        locked.check_disk_space(&*self.journal);
+        locked
     }
 
     fn lock(&self) -> MutexGuard<'_, Locked> {

@@ -118,7 +118,7 @@ pub(super) async fn run(mut args: Args) -> Result<Exit, Failure> {
 /// Prints what the store knows of the key apart from its value.
 async fn meta(args: &Args, key: &[u8]) -> Result<Exit, Failure> {
     let found = match args.remote.find(&args.place) {
-        // They name the store twice.
+        // The options name the store twice.
         Err(failure) if args.place.is_given() && args.remote.has_context() => return Err(failure),
         found => found.ok(),
     };

@@ -46,7 +46,7 @@ pub(super) fn of(directory: &Path) -> Result<String, ClientIdError> {
 /// Reads the client id of a data directory, if there is one.
 pub(super) fn existing(directory: &Path) -> Result<Option<String>, ClientIdError> {
     let path = directory.join(FILE);
-    // The open of a pipe would wait for its writer.
+    // The open of a pipe would wait for its writer. A read of a directory reports what it is.
     let opened = fs::metadata(&path).and_then(|about| match about.is_file() || about.is_dir() {
         true => File::open(&path),
         false => Err(io::Error::other("it is not a regular file")),

@@ -4,13 +4,13 @@
 //! Input is groups of records from any thread. Output is calls of [`Callbacks::released`], in order
 //! and one at a time, and requests for blocks of a snapshot.
 
-use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Failure};
+use crate::figures::LogFigures;
 use crate::limits;
 use crate::log::{Log, locked};
 use crate::notifier::Notifier;
@@ -21,7 +21,7 @@ use statehouse_protocol::LogPosition;
 
 /// The functions that a [`WriteAheadLog`] calls.
 pub struct Callbacks {
-    /// Called whenever [`Log::released`] advanced because records became durable. Positions rise,
+    /// Called whenever [`WriteAheadLog::released`] advanced because records became durable. Positions rise,
     /// and one thread of the log calls it at a time. It may be slow, take locks that callers hold
     /// while they append, and append. It must not take snapshots or close the log.
     pub released: Box<dyn Fn(LogPosition) + Send>,
@@ -117,6 +117,40 @@ impl WriteAheadLog {
         Ok(())
     }
 
+    /// See [`Log::append`].
+    pub fn append(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
+        self.log.append(records)
+    }
+
+    /// See [`Log::append_urgent`].
+    pub fn append_urgent(&self, records: &[&[u8]]) -> Result<LogPosition, Error> {
+        self.log.append_urgent(records)
+    }
+
+    /// See [`Log::released`].
+    #[must_use]
+    pub fn released(&self) -> LogPosition {
+        self.log.released()
+    }
+
+    /// See [`Log::figures`].
+    #[must_use]
+    pub fn figures(&self) -> LogFigures {
+        self.log.figures()
+    }
+
+    /// See [`Log::room`].
+    #[must_use]
+    pub fn room(&self) -> Room {
+        self.log.room()
+    }
+
+    /// See [`Log::fits`].
+    #[must_use]
+    pub fn fits(&self, bytes: u64) -> bool {
+        self.log.fits(bytes)
+    }
+
     /// Whether a caller that appends should wait before it appends more, without holding a lock.
     /// This is the case if too much is unwritten ([`Log::is_behind`]) or a snapshot must free space
     /// first ([`Room::Tight`]).
@@ -149,16 +183,6 @@ impl WriteAheadLog {
         if let Some(notifier_thread) = notifier_thread {
             join(notifier_thread);
         }
-    }
-}
-
-/// Callers append to the log and read its state. Its threads do the rest: they write, take snapshots
-/// and remove history.
-impl Deref for WriteAheadLog {
-    type Target = Log;
-
-    fn deref(&self) -> &Log {
-        &self.log
     }
 }
 

@@ -1,7 +1,8 @@
 //! The leader's snapshots: when one is due, its pieces, and the truncation after it.
 //!
-//! Its blocks are captured at different times and may contain records that are not yet committed.
-//! So the head must not name a snapshot before the last record that it can contain is committed.
+//! The blocks of a snapshot are captured at different times and may contain records that are not
+//! yet committed. So the head must not name a snapshot before the last record that it can contain
+//! is committed.
 
 use std::time::Duration;
 

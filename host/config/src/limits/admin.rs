@@ -186,7 +186,7 @@ pub const ADMIN_CHANGES_INTERVAL: Duration = Duration::from_millis(200);
 /// Changes that a stream sends at each look. Of more, a person could read none.
 pub const ADMIN_CHANGES_SENT_MAX: usize = 100;
 
-/// Their bytes. Keys and client ids may be long, and JSON writes some bytes as six.
+/// Bytes of these changes. Keys and client ids may be long, and JSON writes some bytes as six.
 pub const ADMIN_CHANGES_BYTES_MAX: usize = 1 << 20;
 
 /// Changes, of any keys, that a stream examines while the store's lock is held. Each costs a
